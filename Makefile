@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := all-cpu,dev
+CONSTRAINTS := constraints/cpu.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-vllm run test lint types clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## make .venv with everything the CPU run and the tests need
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) tools/install.sh
+	PYTHON=$(PYTHON) sh tools/install.sh $(VENV) $(CONSTRAINTS) '$(EXTRAS)'
+	@touch $@
+
+install-vllm: $(VENV)/.installed-vllm ## add vLLM's CPU build to .venv
+
+$(VENV)/.installed-vllm: $(VENV)/.installed tools/install.sh
+	sh tools/install.sh $(VENV) $(CONSTRAINTS) vllm
+	@touch $@
+
+run: install ## set up, then run the rounds of params.yaml on a real 135M model
+	$(BIN)/rlpipe run
+
+test: install-vllm ## set up, then run the tests
+	$(BIN)/python -m pytest
+
+lint: install ## check style
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: install ## check types
+	$(BIN)/mypy
+
+clean: ## remove what runs made here, not .venv and not the models
+	rm -rf rounds reports tasks mlflow.db .rlpipe dvc.lock

@@ -1,0 +1,204 @@
+"""The command line. Step commands are made from the steps' signatures; nothing heavy is imported before parsing."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlpipe import layout
+from rlpipe.errors import INTERRUPTED, RlpipeError, StorageError
+
+_BEGAN = time.monotonic()
+
+STEP_SUMMARIES = {
+    "start": "make rounds/00 from a model and tasks",
+    "rollout": "generate a group of trajectories for each of this round's tasks",
+    "filter": "drop trajectories that should not be scored",
+    "reward": "score trajectories and keep the groups that can teach",
+    "train": "update the policy on scored trajectories",
+    "evaluate": "measure the policy on held-out tasks and decide on promotion",
+}
+
+EXIT_CODES = """exit codes:
+  0    done; also a round without signal, unless run.no_signal is stop
+  1    a fault in rlpipe or in code it calls, with its traceback
+  2    wrong command line or params
+  3    a dataset broke a rule of its Great Expectations suite
+  4    no group can teach anything and run.no_signal is stop
+  5    more rewards could not be scored than reward.max_unscorable allows
+  6    an artifact is missing, unfinished or damaged
+  7    the disk is full or cannot be written
+  8    a generation engine or training backend failed or is not installed
+  9    a loss, gradient or advantage is not finite
+  130  interrupted by Ctrl-C; the same command goes on
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    options = _parser(argv).parse_args(argv)
+    _quiet(options.debug)
+    try:
+        return int(options.command(options) or 0)
+    except RlpipeError as error:
+        return _failed(error, error.exit_code, options.debug)
+    except KeyboardInterrupt as error:
+        return _failed(error, INTERRUPTED, options.debug, "interrupted; nothing unfinished is believed; do: the same command goes on")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        message = (
+            f"the disk is full or cannot be written ({error.strerror or error}); nothing unfinished is believed; do: free space and run the same command again"
+        )
+        return _failed(error, StorageError.exit_code, options.debug, message)
+
+
+def _failed(error: BaseException, code: int, debug: bool, message: str | None = None) -> int:
+    if debug:
+        raise error
+    sys.stderr.write(f"rlpipe: {message or error}\n")
+    return code
+
+
+def _quiet(debug: bool) -> None:
+    """One logger for people; third parties speak only from warnings on, telemetry is off."""
+    for name, value in {
+        "DVC_NO_ANALYTICS": "1",
+        "GX_ANALYTICS_ENABLED": "false",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }.items():
+        os.environ.setdefault(name, value)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("rlpipe").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show tracebacks and debug lines")
+    parser = argparse.ArgumentParser(
+        prog="rlpipe",
+        description="Reinforcement-learning post-training as a pipeline that can be reproduced.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, summary: str, run: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", parents=[common])
+        made.set_defaults(command=run)
+        return made
+
+    _add_run(command)
+    for name, summary in STEP_SUMMARIES.items():
+        made = command(name, summary, _step(name))
+        if name in argv[:1]:
+            _add_step(made, name)
+    _add_model_and_tasks(command)
+    _add_tools(command)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from rlpipe import __version__
+
+        sys.stdout.write(f"rlpipe {__version__}\n")
+        parser.exit()
+
+
+Command = Callable[[str, str, Callable[[argparse.Namespace], "int | None"]], argparse.ArgumentParser]
+
+
+def _add_params(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--params", type=Path, metavar="FILE", help="params file (default: params.yaml of the folder, else the shipped one)")
+    parser.add_argument("--set", dest="assignments", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value; may be repeated")
+
+
+def _add_run(command: Command) -> None:
+    from rlpipe import commands
+
+    run = command("run", "run all rounds of params.yaml in one process", commands.run)
+    _add_run_options(run)
+    run.add_argument("--fresh", action="store_true", help="run everything again, finished or not")
+    repeat = command("repeat", "run the same params with several seeds and show the spread", commands.repeat)
+    _add_run_options(repeat)
+    repeat.add_argument("-n", dest="num", type=int, default=3, metavar="K", help="number of seeds (default: 3)")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    _add_params(parser)
+    parser.add_argument("--workdir", type=Path, default=Path(), metavar="D", help="working folder (default: the current one)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds; written to the folder's params.yaml")
+
+
+def _add_step(parser: argparse.ArgumentParser, name: str) -> None:
+    """Options of one step command from its signature."""
+    from rlpipe import steps
+
+    step = steps.load(name)
+    for parameter in (*step.signature.inputs, *step.signature.outputs):
+        direction = "input" if parameter in step.signature.inputs else "output"
+        default = layout.place(name, parameter, 1 if name != "start" else 0)
+        parser.add_argument(f"--{parameter.replace('_', '-')}", dest=parameter, type=Path, metavar="PATH", help=f"{direction} (default in round 1: {default})")
+    parser.add_argument("--round-index", type=int, default=0 if name == "start" else 1, metavar="R", help="the round (default: %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="run although it is finished")
+    _add_params(parser)
+
+
+def _step(name: str) -> Callable[[argparse.Namespace], None]:
+    def run(options: argparse.Namespace) -> None:
+        from rlpipe import commands
+
+        commands.step(name, options, began=_BEGAN)
+
+    return run
+
+
+def _add_model_and_tasks(command: Command) -> None:
+    from rlpipe import commands
+
+    model = command("model", "fetch the start policy's model", commands.model_fetch)
+    model.add_argument("action", choices=["fetch"])
+    model.add_argument("name", nargs="?", help="smollm2-135m-instruct, char-lm, or a Hugging Face folder or id (default: model.path of params)")
+    model.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to put the Hugging Face folder")
+    _add_params(model)
+    tasks = command("tasks", "make the tasks of one split", commands.tasks_make)
+    tasks.add_argument("action", choices=["make"])
+    tasks.add_argument("name", nargs="?", help="max_of_three, sort_three, add, a reasoning-gym generator, or a JSONL or Parquet file (default: from params)")
+    tasks.add_argument("--split", choices=["train", "eval"], required=True)
+    tasks.add_argument("--num", type=int, metavar="N", help="number of tasks")
+    tasks.add_argument("--seed", type=int, metavar="S", help="seed of their choice")
+    tasks.add_argument("--out", type=Path, required=True, metavar="F", help="the JSONL file to write")
+    _add_params(tasks)
+
+
+def _add_tools(command: Command) -> None:
+    from rlpipe import commands
+
+    fingerprint = command("fingerprint", "print the sha256 of an artifact's content", commands.fingerprint)
+    fingerprint.add_argument("path", type=Path)
+    inspect = command("inspect", "show a trajectory dataset: counts, statuses, lengths, rewards", commands.inspect)
+    inspect.add_argument("path", type=Path)
+    inspect.add_argument("-n", dest="num", type=int, default=0, metavar="K", help="also show K trajectories as text, spans marked")
+    replay = command("replay", "train on scored datasets without generating", commands.replay)
+    replay.add_argument("scored", type=Path, nargs="+", metavar="SCORED")
+    replay.add_argument("--from", dest="policy", type=Path, required=True, metavar="POLICY", help="the policy to start from")
+    replay.add_argument("--out", type=Path, default=Path("replay/policy"), metavar="DIR", help="where to write the trained policy (default: %(default)s)")
+    _add_params(replay)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What each command of the CLI does. Imports of the rooms happen inside, so that `rlpipe --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from rlpipe.errors import ConfigError
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def run(options: Namespace) -> None:
+    """`rlpipe run`: prepare the folder, walk the rounds, show the table."""
+    content, session = run_in(options.workdir, options.params, options.assignments, options.rounds, fresh=options.fresh)
+    from rlpipe import run as rounds
+
+    _say("\n" + rounds.table(content) + "\n\n" + rounds.places(session))
+    _say("".join(f"not sent to MLflow: {problem}\n" for problem in session.tracker.problems).rstrip())
+
+
+def run_in(workdir: Path, params_file: Path | None, assignments: list[str], num_rounds: int | None, *, fresh: bool) -> tuple[dict[str, Any], Any]:
+    """One run in one folder; returns the content of `reports/run.json` and the session."""
+    from rlpipe import run as rounds
+    from rlpipe import workspace
+    from rlpipe.session import Session
+
+    if num_rounds is not None and num_rounds < 1:
+        raise ConfigError("--rounds needs a positive number", got=num_rounds)
+    raw = workspace.prepare(workdir, params_file, assignments, num_rounds)
+    with workspace.locked(workdir):
+        session = Session(workdir, raw, fresh=fresh)
+        content = rounds.run(session)
+        session.tracker.finish("FINISHED")
+    return content, session
+
+
+def repeat(options: Namespace) -> None:
+    """`rlpipe repeat`: one folder a seed, then mean, spread and range of the last round's numbers."""
+    import statistics
+
+    last = []
+    for seed in range(options.num):
+        workdir = options.workdir / "repeat" / f"seed-{seed}"
+        content, _ = run_in(workdir, options.params, [*options.assignments, f"run.seed={seed}"], options.rounds, fresh=False)
+        last.append(content["rounds"][-1])
+    for name in ("greedy_accuracy", "sampled_reward", "seconds"):
+        values = [row[name] for row in last if row[name] is not None]
+        if values:
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            shown = " ".join(f"{value:.4g}" for value in values)
+            _say(f"{name} mean={statistics.fmean(values):.4g} std={spread:.4g} min={min(values):.4g} max={max(values):.4g} num={len(values)} values={shown}")
+
+
+def step(name: str, options: Namespace, *, began: float) -> None:
+    """`rlpipe <step>`: one step at the given places, or at those of its round."""
+    from rlpipe.session import Session
+
+    session = Session(Path(), _params(options), fresh=options.fresh, began=began)
+    signature = _signature(name)
+    given = {key: value for key in signature if (value := vars(options)[key]) is not None}
+    session.call(name, options.round_index, given)
+
+
+def _signature(name: str) -> tuple[str, ...]:
+    from rlpipe import steps
+
+    found = steps.load(name).signature
+    return (*found.inputs, *found.outputs)
+
+
+def _params(options: Namespace) -> dict[str, Any]:
+    from rlpipe import params, steps, workspace
+
+    raw = params.override(params.read_yaml(workspace.find_params(Path(), options.params)), options.assignments)
+    raw.setdefault("rounds", steps.round_list(1))
+    return raw
+
+
+def model_fetch(options: Namespace) -> None:
+    """`rlpipe model fetch`: a named model, or the one params name (then as a recorded stage)."""
+    if options.name:
+        from rlpipe.policies.fetch import fetch
+
+        fetch(options.name, options.out)
+        return
+    from rlpipe.session import Session
+
+    Session(Path(), _params(options)).call("model", 0, {"model": options.out})
+
+
+def tasks_make(options: Namespace) -> None:
+    """`rlpipe tasks make`: the tasks of one split from a named source, or from the one params name."""
+    from rlpipe.session import Session
+
+    raw = _params(options)
+    source = {"source": options.name, "num": options.num, "seed": options.seed}
+    given = {key: value for key, value in source.items() if value is not None}
+    if options.name:
+        raw["tasks"] = {**raw.get("tasks", {}), options.split: given}
+    else:
+        raw["tasks"] = {**raw.get("tasks", {}), options.split: {**raw.get("tasks", {}).get(options.split, {}), **given}}
+    Session(Path(), raw).make_tasks(options.split, options.out)
+
+
+def fingerprint(options: Namespace) -> None:
+    """`rlpipe fingerprint`: 64 hex digits on one line."""
+    from rlpipe import artifact
+
+    _say(artifact.fingerprint(options.path))
+
+
+def inspect(options: Namespace) -> None:
+    """`rlpipe inspect`: a summary of a dataset and some of its trajectories."""
+    from rlpipe import inspection
+
+    _say(inspection.summary(options.path))
+    for text in inspection.examples(options.path, options.num):
+        _say("\n" + text)
+
+
+def replay(options: Namespace) -> None:
+    """`rlpipe replay`: train on earlier scored datasets from a given policy."""
+    from rlpipe import replaying
+
+    record = replaying.replay(options.scored, options.policy, options.out, _params(options))
+    _say(f"policy={options.out} policy_version={record['numbers']['policy_version']} optimizer_steps={record['numbers']['optimizer_steps']}")

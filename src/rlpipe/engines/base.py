@@ -1,0 +1,109 @@
+"""The seam of what generates: token ids in, token ids and their log-probs out. P = prompt tokens, C = completion tokens, T = all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import numpy as np
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn from the whole vocabulary.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the likeliest token, and log-probs are then those at temperature 1.
+        stop: texts that end a completion; the token that completes one is kept.
+        stop_token_ids: ids that end a completion, besides the model's own; kept too.
+    """
+
+    max_new_tokens: int
+    temperature: float
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and its attempts.
+
+    Attributes:
+        prompt_ids: `[P]` int32, P >= 1.
+        seeds: one per attempt; an attempt's random numbers depend on its seed alone.
+    """
+
+    request_id: str
+    prompt_ids: np.ndarray
+    seeds: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished attempt; `index` is the place of its seed in the request.
+
+    Attributes:
+        token_ids: `[C]` int32, exactly as sampled, the token that ended it included.
+        logprobs: `[C]` float32, log-softmax(logits / temperature) of each token.
+        finish_reason: stop (an end token or a stop text), length, abort, or error; never guessed from the ids.
+        error: why nothing usable came, where `finish_reason` is error.
+    """
+
+    request_id: str
+    index: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    finish_reason: FinishReason
+    error: str | None = None
+
+
+class Engine(Protocol):
+    """What generates; a context manager. A request that cannot be served ends as an error completion and leaves the others alone."""
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens a prompt and its completion may have together."""
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queue requests; the order of submission decides what is computed together."""
+
+    def stream(self) -> Iterator[Completion]:
+        """Finished attempts of everything queued, in any order, until nothing is left."""
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End the named requests: queued attempts come back empty, running ones with what they have, reason `abort`."""
+
+    def logprobs(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
+        """`[T]` float32 per sequence of ids `[T]`: the log-prob of each token after those before it, NaN at 0."""
+
+    def load(self, folder: Path) -> None:
+        """Replace the weights by those of a policy folder; nothing computed with the old ones is used again."""
+
+    def close(self) -> None:
+        """Free memory and processes; harmless twice."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def refused(request: Request, max_length: int) -> str | None:
+    """Why a request cannot be served by a model of this length, or None."""
+    length, new = len(request.prompt_ids), request.sampling.max_new_tokens
+    if length == 0:
+        return "the prompt has no tokens"
+    if length + new > max_length:
+        return f"a prompt of {length} tokens and {new} new ones are over the model's length of {max_length}"
+    return None
+
+
+def unserved(request: Request, reason: FinishReason, error: str | None = None) -> list[Completion]:
+    """One empty completion per attempt."""
+    ids, logprobs = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+    return [Completion(request.request_id, index, ids, logprobs, reason, error) for index in range(len(request.seeds))]

@@ -1,0 +1,213 @@
+"""The one wrapper round every step, whichever surface calls it.
+
+Checks what comes in, runs the step into unfinished folders, checks what came out, writes the manifests, puts the
+outputs in place, and keeps the run record. A kill at any moment leaves either finished artifacts or none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlpipe import artifact, layout, params, records
+from rlpipe.errors import ArtifactError
+from rlpipe.step import Report
+from rlpipe.steps import Step
+
+log = logging.getLogger("rlpipe")
+
+CHECKED = {"tasks": "tasks", "train_tasks": "tasks", "eval_tasks": "tasks", "trajectories": "trajectories", "kept": "kept", "scored": "scored"}
+"""Artifacts that Great Expectations guards, and the suite of each."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a step: its filled config, where each artifact lies, and the round."""
+
+    step: Step
+    config: Any
+    paths: dict[str, Path]
+    round_index: int
+    workdir: Path = field(default_factory=Path)
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        return {name: self.paths[name] for name in self.step.signature.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Path]:
+        return {name: self.paths[name] for name in self.step.signature.outputs}
+
+
+Track = Callable[[Call, dict[str, Any]], None]
+
+
+def execute(call: Call, *, fresh: bool = False, began: float | None = None, track: Track | None = None) -> dict[str, Any]:
+    """Run a step, or find it finished under the same inputs, params and code; returns its run record.
+
+    Args:
+        fresh: run it although it is finished, and forget what an interrupted call left.
+        began: `time.monotonic()` when the surface started, so that its own start counts as overhead.
+        track: sends the record of a call that ran to a tracking server; its time counts as overhead too.
+
+    Raises:
+        ArtifactError: an input is missing, unfinished or damaged.
+        CheckError: an input or output broke a rule.
+    """
+    began = time.monotonic() if began is None else began
+    key = _key(call)
+    if not fresh and (record := _finished(call, key)):
+        log.info("step=%s round=%d state=up-to-date", call.step.name, call.round_index)
+        return record
+    _check(call.inputs, role="in")
+    partial = _begin(call, key, fresh)
+    reset_peak_memory()
+    started = time.monotonic()
+    report = call.step.run(call.config, **{**call.paths, **partial}, round_index=call.round_index)
+    worked = time.monotonic() - started
+    fingerprints = _finish(call, key, report, partial)
+    record = _record(call, key, report, fingerprints, seconds=time.monotonic() - began, worked=worked)
+    records.write(call.workdir, record)
+    if track:
+        track(call, record)
+        seconds = time.monotonic() - began
+        record |= {"seconds": seconds, "seconds_overhead": seconds - worked}
+        records.write(call.workdir, record)
+    log.info("%s", _line(record))
+    return record
+
+
+def _key(call: Call) -> dict[str, Any]:
+    """What decides the bytes of a step's outputs."""
+    return {
+        "step": call.step.name,
+        "round": call.round_index,
+        "inputs": {name: _input_key(name, path) for name, path in call.inputs.items()},
+        "params": params.resolved(call.config),
+        "code": layout.code_hash(call.step.name),
+    }
+
+
+def _input_key(name: str, path: Path) -> str:
+    if not path.exists():
+        raise ArtifactError(f"input {name} not found", got=str(path), do="run the step that writes it")
+    if name == "model" and not (path / artifact.MANIFEST).is_file():
+        return artifact.folder_fingerprint(path)
+    return artifact.content_key(path)
+
+
+def _finished(call: Call, key: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of an earlier call with this key, if all its outputs stand."""
+    record = records.read(call.workdir, call.step.name, call.round_index)
+    if record is None:
+        return None
+    for path in call.outputs.values():
+        if not (path / artifact.MANIFEST).is_file():
+            return None
+        manifest = artifact.read_manifest(path)
+        if any(manifest.get(name) != value for name, value in key.items()):
+            return None
+    return record
+
+
+def _begin(call: Call, key: dict[str, Any], fresh: bool) -> dict[str, Path]:
+    """Unfinished folders for the outputs; those of an interrupted call with the same key are kept for the step to go on."""
+    partial = {name: artifact.partial_path(path) for name, path in call.outputs.items()}
+    for path in partial.values():
+        mark = _mark(path)
+        if fresh or not mark.is_file() or json.loads(mark.read_text(encoding="utf-8")) != key:
+            shutil.rmtree(path, ignore_errors=True)
+            artifact.write_json(mark, key)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / artifact.MANIFEST).unlink(missing_ok=True)
+    return partial
+
+
+def _mark(partial: Path) -> Path:
+    return partial.with_name(partial.name + ".key")
+
+
+def _finish(call: Call, key: dict[str, Any], report: Report, partial: dict[str, Path]) -> dict[str, str]:
+    """Manifests, checks, and the outputs in place; returns the fingerprint of each."""
+    fingerprints = {}
+    for name, path in partial.items():
+        manifest = artifact.write_manifest(path, artifact=name, outcome=report.outcome, facts=report.facts, **key)
+        fingerprints[name] = manifest["fingerprint"]
+    _check(partial, role="out")
+    for name, path in partial.items():
+        artifact.publish(path, call.outputs[name])
+        _mark(path).unlink(missing_ok=True)
+    return fingerprints
+
+
+def _check(paths: dict[str, Path], *, role: str) -> None:
+    from rlpipe import checks
+
+    for name, path in paths.items():
+        if name in CHECKED:
+            found = artifact.outcome(path) if path.is_dir() else None
+            checks.check(CHECKED[name], path, outcome=found, role=role)
+
+
+def _record(call: Call, key: dict[str, Any], report: Report, fingerprints: dict[str, str], *, seconds: float, worked: float) -> dict[str, Any]:
+    return {
+        "step": call.step.name,
+        "round": call.round_index,
+        "outcome": report.outcome,
+        "numbers": report.numbers,
+        "reasons": report.reasons,
+        "inputs": key["inputs"],
+        "outputs": fingerprints,
+        "params": key["params"],
+        "code": key["code"],
+        "finished_at": time.time(),
+        "seconds": seconds,
+        "seconds_overhead": seconds - worked,
+        "peak_memory_mb": peak_memory_mb(),
+        "environment": records.environment(),
+    }
+
+
+def _line(record: dict[str, Any]) -> str:
+    """One `name=value` line for people and for grep."""
+    shown = {
+        "step": record["step"],
+        "round": record["round"],
+        "outcome": record["outcome"],
+        "seconds": record["seconds"],
+        **record["numbers"],
+        **record["reasons"],
+    }
+    return " ".join(f"{name}={_short(value)}" for name, value in shown.items() if value is not None)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def reset_peak_memory() -> None:
+    """Start a new peak-memory measurement, where the kernel allows it."""
+    _try_write(Path("/proc/self/clear_refs"), "5")
+
+
+def _try_write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="ascii")
+    except OSError:
+        log.debug("no peak memory per step here: %s cannot be written", path)
+
+
+def peak_memory_mb() -> float:
+    """Peak resident memory in MB since the last reset."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if Path("/proc/self/status").is_file() else []:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,167 @@
+"""`params.yaml`: the only place where a knob is set. Sections are frozen pydantic models that refuse unknown keys.
+
+Sections that several steps use (`run`, `model`, `engine`, `backend`) stand once at the top level of the file; a step's
+`Config` declares a field of that name, and `section` fills it in, so that one filled section is all a step needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlpipe.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section and every stateless method: frozen, unknown keys refused, defaults checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class Stop(Section):
+    """Stop when `metric` of the evaluation has stood at `target` or above for `patience` rounds."""
+
+    metric: str = "greedy_accuracy"
+    target: float
+    patience: int = Field(1, ge=1)
+
+
+class Run(Section):
+    """Section `run`: what concerns the whole run."""
+
+    seed: int = Field(0, ge=0)
+    """Seed of everything sampled."""
+    data_seed: int = Field(0, ge=0)
+    """Seed of the order in which tasks are visited, and of nothing else."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of torch; 0 takes the number of cores. Part of what decides the bytes."""
+    no_signal: Literal["keep", "stop"] = "keep"
+    """What follows a round in which no group can teach: keep the policy (exit 0) or stop the run (exit 4)."""
+    stop: Stop | None = None
+
+
+class Model(Section):
+    """Section `model`: where the start policy comes from."""
+
+    path: str = "smollm2-135m-instruct"
+    """A built-in name (`smollm2-135m-instruct`, `char-lm`), a Hugging Face folder, or a Hugging Face id."""
+    char_lm: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the built-in character model, see `rlpipe.testbeds.char_lm.CharLM`."""
+
+
+SHARED = ("run", "model", "engine", "backend")
+STEPS = ("rollout", "filter", "reward", "train", "evaluate")
+TOP_LEVEL = (*SHARED, "tasks", *STEPS, "tracking", "rounds", "kubeflow")
+
+C = TypeVar("C", bound=BaseModel)
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML 1.2 file (the dialect DVC reads too, so `1e-5` is a number and `on` is text).
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or is not a mapping.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if not path.is_file():
+        raise ConfigError("params file not found", got=str(path), do="give --params FILE or run in a folder that has one")
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML", got=" ".join(str(error).split())) from error
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections", got=type(content).__name__)
+    return content
+
+
+def parse_scalar(text: str) -> Any:
+    """The value of a `--set key=value`, read as YAML."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise ConfigError("the value of --set is not YAML", got=text) from error
+
+
+def override(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """`raw` with `section.key=value` assignments applied, the last one winning.
+
+    Raises:
+        ConfigError: an assignment without `=`, or a path through something that is not a mapping.
+    """
+    changed = json.loads(json.dumps(raw))
+    for assignment in assignments:
+        path, separator, text = assignment.partition("=")
+        keys = path.split(".")
+        if not separator or not all(keys):
+            raise ConfigError("--set needs section.key=value", got=assignment)
+        place = changed
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"--set {path}: {key} is not a section", got=repr(place))
+        place[keys[-1]] = parse_scalar(text)
+    return changed
+
+
+def check_top_level(raw: Mapping[str, Any]) -> None:
+    """Refuse unknown top-level keys, and shared sections written inside a step's section."""
+    for key in raw:
+        if key not in TOP_LEVEL:
+            raise ConfigError("unknown section in params", got=key, accepted=", ".join(TOP_LEVEL))
+    for step in STEPS:
+        for shared in SHARED:
+            if shared in (raw.get(step) or {}):
+                raise ConfigError(f"{step}.{shared} is set inside a step", do=f"set {shared} at the top level of params")
+
+
+def section(config: type[C], raw: Mapping[str, Any], name: str) -> C:
+    """Section `name` of the raw params as `config`, its shared fields filled from the top level.
+
+    Raises:
+        ConfigError: names the key, the value got and what is accepted.
+    """
+    own = dict(raw.get(name) or {})
+    for shared in SHARED:
+        if shared in config.model_fields and shared in raw:
+            own[shared] = raw[shared]
+    return validated(config, own, name)
+
+
+def validated(config: type[C], values: Mapping[str, Any], name: str) -> C:
+    """`config` from plain values, pydantic's complaint turned into one message.
+
+    Raises:
+        ConfigError: names the key, the value got and what is accepted.
+    """
+    try:
+        return config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explained(error, name, config)) from error
+
+
+def _explained(error: ValidationError, name: str, config: type[BaseModel]) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(str(part) for part in (name, *problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key {key}; accepted in {name}: {', '.join(config.model_fields)}")
+        else:
+            lines.append(f"{key}: {problem['msg']}; got {problem['input']!r}"[:500])
+    return "\n".join(lines)
+
+
+def resolved(config: BaseModel) -> dict[str, Any]:
+    """The section with every default written out, as plain JSON values."""
+    return config.model_dump(mode="json")

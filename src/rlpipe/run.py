@@ -1,0 +1,74 @@
+"""`rlpipe run`: the rounds of `params.yaml` in one process, at the places `dvc.yaml` names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from rlpipe import layout, records
+from rlpipe.session import Session
+
+log = logging.getLogger("rlpipe")
+
+COLUMNS = {
+    "round": "round",
+    "greedy_accuracy": "greedy",
+    "sampled_reward": "sampled reward",
+    "mean_completion_tokens": "mean length",
+    "groups_with_signal": "groups with signal",
+    "seconds_per_optimizer_step": "s/optimizer step",
+    "seconds": "seconds",
+}
+
+
+def run(session: Session) -> dict[str, Any]:
+    """Model, tasks, start, then every round; what is finished is not run again. Returns the content of `reports/run.json`.
+
+    Raises:
+        NoSignalError: a round had nothing to teach and `run.no_signal` is `stop`.
+    """
+    from rlpipe import checks
+
+    checks.warm()
+    session.call("model", 0)
+    session.make_tasks("train")
+    session.make_tasks("eval")
+    session.call("start", 0)
+    session.commit(0, ["model", "tasks", "start"])
+    for index, _ in enumerate(session.rounds, start=1):
+        for step in layout.ROUND_STEPS:
+            session.call(step, index)
+        session.commit(index, [f"{step}@{index - 1}" for step in layout.ROUND_STEPS])
+    return records.write_run(session.workdir)
+
+
+def table(content: dict[str, Any]) -> str:
+    """The run as text: one line a round, the start policy as round 0."""
+    start = content["start"] or {}
+    rows = [{"round": 0, "greedy_accuracy": start.get("greedy_accuracy"), "seconds": start.get("seconds")}, *content["rounds"]]
+    cells = [list(COLUMNS.values())] + [[_cell(name, row) for name in COLUMNS] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    value = row.get(name)
+    if value is None:
+        return "-"
+    if name == "groups_with_signal":
+        return f"{value}/{row['groups']}"
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def places(session: Session) -> str:
+    """Where what the run made lies."""
+    last = len(session.rounds)
+    lines = {
+        "policy": layout.artifact_path("policy", last) / "modules" / "policy",
+        "trajectories": layout.artifact_path("trajectories", last),
+        "evaluation": layout.artifact_path("evaluation", last) / "evaluation.json",
+        "report": layout.RUN_REPORT,
+        "tracking": Path(session.tracker.place) if session.tracker.enabled else None,
+    }
+    return "\n".join(f"{name:>13}  {session.workdir / path if name != 'tracking' else path}" for name, path in lines.items() if path)

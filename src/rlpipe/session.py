@@ -1,0 +1,116 @@
+"""One working folder with its params: calls steps through `execute`, tracks them, records them with DVC."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlpipe import artifact, layout, records, steps
+from rlpipe.execute import Call, execute, peak_memory_mb
+from rlpipe.tracking import Tracker
+
+log = logging.getLogger("rlpipe")
+
+
+class Session:
+    """Steps of one working folder under one set of params.
+
+    Args:
+        workdir: the working folder; artifacts lie where `layout` says.
+        raw: the params as read, validated here as a whole.
+        fresh: run every step although it is finished.
+
+    Raises:
+        ConfigError: the params are wrong.
+    """
+
+    def __init__(self, workdir: Path, raw: Mapping[str, Any], *, fresh: bool = False, began: float | None = None) -> None:
+        self.workdir, self.raw, self.fresh = workdir, raw, fresh
+        self.configs = steps.configs(raw)
+        self.rounds = steps.rounds(raw)
+        self._began = began
+
+    def call(self, name: str, round_index: int, paths: Mapping[str, Path] | None = None) -> dict[str, Any]:
+        """Run one step at its places, or at the given ones; returns its run record."""
+        step = steps.load(name)
+        began, self._began = self._began, None
+        wanted = {**step.signature_paths(round_index), **(paths or {})}
+        call = Call(step, self.configs[name], {key: self.workdir / path for key, path in wanted.items()}, round_index, self.workdir)
+        record = execute(call, fresh=self.fresh, began=began, track=self._track if name != "model" else None)
+        records.write_run(self.workdir)
+        return record
+
+    def make_tasks(self, split: str, out: Path | None = None) -> Path:
+        """Write the tasks of one split; the same bytes again change nothing."""
+        from rlpipe import task_sources, tasks
+
+        source = self.configs["tasks"].model_dump()[split]
+        path = self.workdir / (out or (layout.TRAIN_TASKS if split == "train" else layout.EVAL_TASKS))
+        made = task_sources.make(source["source"], split, source["num"], source["seed"], source["options"])
+        tasks.save(path, made)
+        log.info("stage=tasks split=%s num_tasks=%d path=%s", split, len(made), layout.relative(path, self.workdir))
+        return path
+
+    def commit(self, round_index: int, stages: list[str]) -> None:
+        """Record finished outputs with DVC; its time is the round's `versioning` record."""
+        from rlpipe import versioning
+
+        began = time.monotonic()
+        versioning.commit(self.workdir, stages)
+        seconds = time.monotonic() - began
+        record = {
+            "step": "versioning",
+            "round": round_index,
+            "outcome": None,
+            "numbers": {},
+            "reasons": {},
+            "seconds": seconds,
+            "seconds_overhead": seconds,
+            "peak_memory_mb": peak_memory_mb(),
+        }
+        records.write(self.workdir, record)
+        records.write_run(self.workdir)
+
+    @cached_property
+    def tracker(self) -> Tracker:
+        """The tracker of this run: the same MLflow parent run from whichever process asks."""
+        resolved = steps.resolved(self.raw)
+        start = artifact.read_manifest(self.workdir / layout.artifact_path("policy", 0))["fingerprint"]
+        tasks = [artifact.sha256(self.workdir / path) for path in (layout.TRAIN_TASKS, layout.EVAL_TASKS)]
+        key = hashlib.sha256(json.dumps([resolved, start, tasks], sort_keys=True).encode()).hexdigest()
+        return Tracker(self.configs["tracking"], self.workdir, key, resolved)
+
+    def _track(self, call: Call, record: dict[str, Any]) -> None:
+        """Send one step's record to MLflow; after an evaluation also the policy and the champion."""
+        if not self.tracker.enabled:
+            return
+        inputs = {name: self._described(path, record["inputs"][name]) for name, path in call.inputs.items()}
+        self.tracker.log_step(record["step"], record["round"], {**record["numbers"], "seconds": record["seconds"]}, record["reasons"], inputs, record["params"])
+        if record["step"] in ("start", "evaluate"):
+            self._register(call, record)
+
+    def _register(self, call: Call, record: dict[str, Any]) -> None:
+        policy = call.paths["policy"]
+        fingerprint = {**record["inputs"], **record["outputs"]}["policy"]
+        numbers = record["numbers"]
+        version = self.tracker.register_policy(
+            record["round"],
+            policy,
+            policy_version=int(numbers["policy_version"]),
+            fingerprint=fingerprint,
+            dvc=self._described(policy, fingerprint)["dvc"],
+            metrics=numbers,
+        )
+        if version is not None and numbers["promoted"]:
+            self.tracker.promote(version)
+
+    def _described(self, path: Path, fingerprint: str) -> dict[str, str]:
+        from rlpipe import versioning
+
+        return {"path": layout.relative(path, self.workdir), "fingerprint": fingerprint, "dvc": versioning.dvc_hash(path)}

@@ -1,0 +1,70 @@
+"""What a step is: one plain function over files whose signature is its definition on every surface."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Whether a step reads or writes an artifact."""
+
+    name: str
+
+
+In = Annotated[Path, Direction("in")]
+Out = Annotated[Path, Direction("out")]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a step says about its work.
+
+    Attributes:
+        numbers: flat metrics; None means "could not be measured", never 0.
+        reasons: counts by named reason (drops, failures).
+        outcome: None, `no_signal` or `stopped`; travels in the manifest of every output.
+        facts: anything else inputs, params and code decide, kept in the manifests (policy versions, rejected prompts).
+    """
+
+    numbers: dict[str, float | int | None] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    outcome: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A step's parts as its `run` declares them: config type, input names, output names, scalars with their types."""
+
+    config: type
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scalars: dict[str, type]
+
+
+def signature(run: Callable[..., Report]) -> Signature:
+    """Read a step's signature."""
+    hints = typing.get_type_hints(run, include_extras=True)
+    inputs, outputs, scalars = [], [], {}
+    for name in inspect.signature(run).parameters:
+        direction = _direction(hints[name])
+        if direction == "in":
+            inputs.append(name)
+        elif direction == "out":
+            outputs.append(name)
+        elif name != "config":
+            scalars[name] = hints[name]
+    return Signature(hints["config"], tuple(inputs), tuple(outputs), scalars)
+
+
+def _direction(hint: Any) -> str | None:
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Direction):
+            return mark.name
+    return None

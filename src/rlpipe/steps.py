@@ -1,0 +1,111 @@
+"""The steps by name, and their configs out of one params file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlpipe import layout, params
+from rlpipe.errors import ConfigError
+from rlpipe.step import Report, Signature, signature
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's function with what its signature says."""
+
+    name: str
+    run: Callable[..., Report]
+    signature: Signature
+    summary: str
+
+    def signature_paths(self, round_index: int) -> dict[str, Path]:
+        """Where each artifact of the signature lies in a working folder."""
+        return {name: layout.place(self.name, name, round_index) for name in (*self.signature.inputs, *self.signature.outputs)}
+
+
+def load(name: str) -> Step:
+    """Import a step's module (torch-free) and read its signature.
+
+    Raises:
+        ConfigError: there is no step of that name.
+    """
+    if name not in layout.MODULES:
+        raise ConfigError("unknown step", got=name, accepted=", ".join(layout.MODULES))
+    run = importlib.import_module(layout.MODULES[name]).run
+    return Step(name, run, signature(run), (run.__doc__ or "").strip().splitlines()[0])
+
+
+def config(name: str, raw: Mapping[str, Any]) -> Any:
+    """The filled config of step `name` from raw params.
+
+    `start` evaluates the start policy, so its section is `evaluate`'s; `model` has only shared fields.
+    """
+    return params.section(load(name).signature.config, raw, "evaluate" if name == "start" else name)
+
+
+def configs(raw: Mapping[str, Any]) -> dict[str, BaseModel]:
+    """Every section of a params file, validated together.
+
+    Raises:
+        ConfigError: an unknown section or key, a wrong value, or sections that contradict each other.
+    """
+    from rlpipe.tasks import TasksConfig
+    from rlpipe.tracking import TrackingConfig
+
+    params.check_top_level(raw)
+    sections: dict[str, BaseModel] = {name: config(name, raw) for name in layout.MODULES}
+    sections["tasks"] = params.section(TasksConfig, raw, "tasks")
+    sections["tracking"] = params.section(TrackingConfig, raw, "tracking")
+    _check_together(sections)
+    return sections
+
+
+def _check_together(sections: Mapping[str, Any]) -> None:
+    """Refuse combinations that no single section can see."""
+    attempts, advantage = sections["rollout"].num_attempts, sections["train"].advantage
+    if attempts < 2 and advantage.needs_siblings:
+        raise ConfigError(
+            f"rollout.num_attempts is {attempts} but the advantage {advantage.type} compares siblings",
+            accepted="2 or more attempts, or an advantage without a group baseline (reinforce)",
+        )
+
+
+def resolved(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The params file with every default written out, shared sections once at the top."""
+    sections = configs(raw)
+    content: dict[str, Any] = {}
+    for name in layout.ROUND_STEPS:
+        values = params.resolved(sections[name])
+        for shared in params.SHARED:
+            if shared in values:
+                content[shared] = values.pop(shared)
+        content[name] = values
+    content["model"] = params.resolved(sections["model"])["model"]
+    content["tasks"] = params.resolved(sections["tasks"])
+    content["tracking"] = params.resolved(sections["tracking"])
+    content["rounds"] = rounds(raw)
+    return content
+
+
+def rounds(raw: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The list that `dvc.yaml` walks: [{round: "01", previous: "00"}, …].
+
+    Raises:
+        ConfigError: the list is missing, empty, or does not count up from 01.
+    """
+    given = raw.get("rounds")
+    expected = round_list(len(given)) if isinstance(given, list) and given else round_list(1)
+    if given != expected:
+        raise ConfigError("rounds must list every round with the one before it", got=given, accepted=expected, do="give --rounds N to write it")
+    return expected
+
+
+def round_list(count: int) -> list[dict[str, str]]:
+    """`rounds` for this many rounds."""
+    return [{"round": layout.round_name(i), "previous": layout.round_name(i - 1)} for i in range(1, count + 1)]

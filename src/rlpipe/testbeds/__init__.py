@@ -1,0 +1,1 @@
+"""The small worlds in which a method can be tried in seconds."""
