@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
-from operator import attrgetter
+from itertools import chain, groupby, pairwise, repeat
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rlpipe.trajectory import ARRAY, REWARD, SCHEMA, SEGMENT_REWARD, SPAN, RewardValue, Span, Trajectory
+from rlpipe.trajectory import REWARD, SCHEMA, SEGMENT_REWARD, SPAN, RewardValue, Span, Trajectory
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
-    """Columns of `SCHEMA` for these trajectories."""
-    columns = [_ENCODERS.get(name, _flat)(name, trajectories) for name in SCHEMA.names]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    """Columns of `SCHEMA` for these trajectories; views that were only passed on are copied as columns, never decoded."""
+    try:
+        return _taken([(row._columns, row._place) for row in trajectories])
+    except AttributeError:  # a trajectory that its constructor made has no columns behind it
+        columns = [_ENCODERS.get(name, _flat)(name, trajectories) for name in SCHEMA.names]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _taken(places: Sequence[tuple[Any, int]]) -> pa.RecordBatch:
+    pieces = [source.take([place for _, place in run]) for source, run in groupby(places, key=itemgetter(0))]
+    whole = pa.Table.from_batches(pieces, SCHEMA).combine_chunks()
+    return whole.to_batches()[0] if whole.num_rows else SCHEMA.empty_table().to_batches(1)[0]
 
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[Trajectory]:
@@ -38,6 +47,10 @@ class BatchColumns:
         if name not in self._decoded:
             self._decoded[name] = _DECODERS.get(name, pa.Array.to_pylist)(self._batch.column(name))
         return self._decoded[name][place]
+
+    def take(self, places: Sequence[int]) -> pa.RecordBatch:
+        """The rows at these places, in their order."""
+        return self._batch.take(pa.array(places, pa.int32()))
 
 
 def _flat(name: str, rows: Sequence[Trajectory]) -> pa.Array:
@@ -98,7 +111,7 @@ _ENCODERS: dict[str, Callable[[str, Sequence[Trajectory]], pa.Array]] = {
 def _slices(column: pa.ListArray) -> list[np.ndarray]:
     values = column.flatten().to_numpy(zero_copy_only=True)
     bounds = _bounds(column)
-    return [values[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [values[start:end] for start, end in pairwise(bounds)]
 
 
 def _bounds(column: pa.ListArray) -> list[int]:
@@ -115,7 +128,7 @@ def _records(column: pa.ListArray, record: Callable[..., Any]) -> list[tuple[Any
             made[values] = record(*values)
         flat.append(made[values])
     bounds = _bounds(column)
-    return [tuple(flat[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [tuple(flat[start:end]) for start, end in pairwise(bounds)]
 
 
 def _decoded_segment_rewards(column: pa.ListArray) -> list[tuple[dict[str, Any], ...]]:

@@ -132,7 +132,7 @@ def section(config: type[C], raw: Mapping[str, Any], name: str) -> C:
     Raises:
         ConfigError: names the key, the value got and what is accepted.
     """
-    own = dict(raw.get(name) or {})
+    own = {} if name in SHARED else dict(raw.get(name) or {})
     for shared in SHARED:
         if shared in config.model_fields and shared in raw:
             own[shared] = raw[shared]

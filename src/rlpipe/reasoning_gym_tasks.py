@@ -58,7 +58,9 @@ def _verdict(generator: Any, task: Task, answer: str) -> float:
 def _check_reference(generator: Any, task: Task) -> None:
     # some verifiers need objects that JSON does not keep
     if (verdict := _verdict(generator, task, task.reference)) != 1.0:
-        raise ConfigError(f"{task.metadata['generator']} does not accept its own reference from a file", got=f"score {verdict}", accepted="1.0", do="choose another generator")
+        raise ConfigError(
+            f"{task.metadata['generator']} does not accept its own reference from a file", got=f"score {verdict}", accepted="1.0", do="choose another generator"
+        )
 
 
 def _gym() -> ModuleType:
@@ -91,7 +93,9 @@ def _entries(generator: Any, limit: int) -> Iterator[dict[str, Any]]:
 
 def _task(name: str, options: dict[str, Any], entry: dict[str, Any]) -> Task:
     if entry["answer"] is None or not str(entry["answer"]).strip():
-        raise ConfigError(f"{name} gives no single answer", got=f"answer {entry['answer']!r}", accepted="a generator with a reference answer", do="choose another")
+        raise ConfigError(
+            f"{name} gives no single answer", got=f"answer {entry['answer']!r}", accepted="a generator with a reference answer", do="choose another"
+        )
     question = str(entry["question"])
     digest = f"{seeds.seed(tasks.normalised(question)):016x}"
     try:

@@ -35,6 +35,7 @@ class Session:
         self.configs = steps.configs(raw)
         self.rounds = steps.rounds(raw)
         self._began = began
+        self._changed = False
 
     def call(self, name: str, round_index: int, paths: Mapping[str, Path] | None = None) -> dict[str, Any]:
         """Run one step at its places, or at the given ones; returns its run record."""
@@ -42,7 +43,9 @@ class Session:
         began, self._began = self._began, None
         wanted = {**step.signature_paths(round_index), **(paths or {})}
         call = Call(step, self.configs[name], {key: self.workdir / path for key, path in wanted.items()}, round_index, self.workdir)
+        before = records.read(self.workdir, name, round_index)
         record = execute(call, fresh=self.fresh, began=began, track=self._track if name != "model" else None)
+        self._changed |= record != before
         records.write_run(self.workdir)
         return record
 
@@ -58,9 +61,11 @@ class Session:
         return path
 
     def commit(self, round_index: int, stages: list[str]) -> None:
-        """Record finished outputs with DVC; its time is the round's `versioning` record."""
+        """Record finished outputs with DVC, unless that was done and nothing changed; its time is the round's `versioning` record."""
         from rlpipe import versioning
 
+        if not self._changed and records.read(self.workdir, "versioning", round_index):
+            return
         began = time.monotonic()
         versioning.commit(self.workdir, stages)
         seconds = time.monotonic() - began
@@ -76,6 +81,7 @@ class Session:
         }
         records.write(self.workdir, record)
         records.write_run(self.workdir)
+        self._changed = False
 
     @cached_property
     def tracker(self) -> Tracker:

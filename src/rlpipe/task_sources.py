@@ -102,7 +102,9 @@ class Generator(Section):
         """
         # counting is only worth its time where the part may be too small
         if (num * 20 > self.num_problems() or self.num_problems() < COUNTED_BELOW) and num > (available := self.num_available(split)):
-            raise ConfigError(f"{self.name} has too few {split} problems from {self.low} to {self.high}", got=num, accepted=f"at most {available}", do="widen low and high")
+            raise ConfigError(
+                f"{self.name} has too few {split} problems from {self.low} to {self.high}", got=num, accepted=f"at most {available}", do="widen low and high"
+            )
         chosen: dict[Numbers, None] = {}
         draws = self.draw(split, random.Random(seeds.seed(self.name, split, seed)))
         while len(chosen) < num:
@@ -133,14 +135,14 @@ class MaxOfThree(Generator):
 
 
 class SortThree(Generator):
-    """Three different numbers in rising order: `sort 51 20 44=` asks for `20 44 51`."""
+    """Three different numbers in rising order: `sort 5 20 14=` asks for `5 14 20`."""
 
-    high: int = 99
+    high: int = 20
     shots: int = Field(0, ge=0, le=4)
 
     name: ClassVar[str] = "sort_three"
     size: ClassVar[int] = 3
-    demonstrations: ClassVar[tuple[Numbers, ...]] = ((3, 9, 2), (51, 20, 44), (7, 95, 68), (30, 12, 4))
+    demonstrations: ClassVar[tuple[Numbers, ...]] = ((3, 9, 2), (18, 20, 11), (7, 15, 8), (14, 12, 4))
 
     @property
     def gap(self) -> str:

@@ -91,16 +91,26 @@ def load(path: Path) -> list[Task]:
         CheckError: names the row and the rule: no rows, bad JSON, unknown or missing column, wrong type, empty
             reference, an id that was there before.
     """
-    if not path.is_file():
-        raise ArtifactError("task file not found", got=str(path), accepted="a JSONL or Parquet file", do="make one with `rlpipe tasks make`")
-    with path.open("rb") as file:
-        rows = _parquet_rows(path) if file.read(4) == b"PAR1" else _json_rows(path)
     found, places = [], []
-    for place, row in rows:
+    for place, row in rows(path):
         found.append(_task(place, row))
         places.append(place)
     _check(found, places, str(path))
     return found
+
+
+def rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a JSONL or Parquet file as they stand there, each with the words that say where; nothing is checked.
+
+    Raises:
+        ArtifactError: no such file, or a damaged Parquet file.
+        CheckError: a line that is not JSON.
+    """
+    if not path.is_file():
+        raise ArtifactError("task file not found", got=str(path), accepted="a JSONL or Parquet file", do="make one with `rlpipe tasks make`")
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    return _parquet_rows(path) if is_parquet else _json_rows(path)
 
 
 def save(path: Path, tasks: Sequence[Task]) -> None:
@@ -169,7 +179,9 @@ def _check(tasks: Sequence[Task], places: Sequence[str], name: str) -> None:
     first: dict[str, str] = {}
     for place, task in zip(places, tasks, strict=True):
         if task.task_id in first:
-            raise CheckError(f"{place}: the task_id was there before", got=f"{task.task_id}, also in {first[task.task_id]}", do="give every task an id of its own")
+            raise CheckError(
+                f"{place}: the task_id was there before", got=f"{task.task_id}, also in {first[task.task_id]}", do="give every task an id of its own"
+            )
         first[task.task_id] = place
 
 

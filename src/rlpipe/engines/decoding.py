@@ -63,10 +63,12 @@ class Running:
 
 def generate(model: Any, dtype: torch.dtype, ending: Ending, chunk: Sequence[Request], aborted: AbstractSet[str]) -> Iterator[Completion]:
     """All attempts of a chunk, each as soon as it ends. `aborted` may grow meanwhile."""
-    for request in chunk:
-        if request.request_id in aborted:
-            yield from unserved(request, "abort")
-    for requests in _padding_groups(model, [request for request in chunk if request.request_id not in aborted]):
+    # Decided before the first yield: whoever reads the results may abort more.
+    gone = [request for request in chunk if request.request_id in aborted]
+    wanted = [request for request in chunk if request.request_id not in aborted]
+    for request in gone:
+        yield from unserved(request, "abort")
+    for requests in _padding_groups(model, wanted):
         running = _prefill(model, dtype, requests)
         while running.rows:
             for attempt in _advance(running, ending, aborted):
@@ -94,6 +96,8 @@ def left_padded(rows: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]
 
 def _padding_groups(model: Any, chunk: Sequence[Request]) -> Iterator[list[Request]]:
     """The chunk whole, or split by prompt length where the model attends through a window: padding would take up places in it."""
+    if not chunk:
+        return
     windowed = attention_window(model.config) is not None
     lengths = sorted({len(request.prompt_ids) for request in chunk}) if windowed else [None]
     for length in lengths:
@@ -110,11 +114,9 @@ def attention_window(config: Any) -> int | None:
 
 @torch.inference_mode()
 def _prefill(model: Any, dtype: torch.dtype, requests: Sequence[Request]) -> Running:
-    from transformers import DynamicCache
-
     prompts = [request.prompt_ids for request in requests]
     shared = common_prefix(prompts)
-    cache = DynamicCache(config=model.config)
+    cache = _cache(model, dtype)
     if shared:
         ids = torch.from_numpy(prompts[0][:shared].astype(np.int64))[None]
         _forward(model, dtype, ids, torch.ones_like(ids), torch.arange(shared)[None], cache)
@@ -131,13 +133,25 @@ def _prefill(model: Any, dtype: torch.dtype, requests: Sequence[Request]) -> Run
     return running
 
 
+def _cache(model: Any, dtype: torch.dtype) -> Any:
+    """A `DynamicCache` that holds keys and values in the engine's dtype: attention under autocast would cast all of them at every token."""
+    from transformers import DynamicCache
+
+    class TypedCache(DynamicCache):
+        def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            return super().update(key_states.to(dtype), value_states.to(dtype), layer_idx, *args, **kwargs)
+
+    return TypedCache(config=model.config)
+
+
 @torch.inference_mode()
 def _advance(running: Running, ending: Ending, aborted: AbstractSet[str]) -> list[Attempt]:
     """Draw one token per live row; returns the attempts that ended with it."""
     live = [i for i, row in enumerate(running.rows) if row.reason is None]
     temperature = torch.tensor([running.rows[i].request.sampling.temperature for i in live])
     uniform = torch.tensor([running.rows[i].uniforms[len(running.rows[i].token_ids)] for i in live], dtype=torch.float64)
-    tokens, logprobs = draw(running.logits[live], temperature, uniform)
+    logits = running.logits if len(live) == len(running.rows) else running.logits[live]
+    tokens, logprobs = draw(logits, temperature, uniform)
     ended = []
     for i, token, logprob in zip(live, tokens.tolist(), logprobs.tolist(), strict=True):
         row = running.rows[i]

@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 
+from rlpipe.policies import causal_lm
+
 
 def load(policy_folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model of `policy_folder/modules/policy`, frozen and in evaluation mode, and its tokenizer."""
-    folder = policy_folder / "modules" / "policy"
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+    folder = policy_folder / causal_lm.POLICY_MODULE
+    model = causal_lm.load_module(folder, torch.float32).requires_grad_(False)
     if dtype != torch.float32:
         cast_matrices(model, dtype)
-    return model, AutoTokenizer.from_pretrained(folder)
+    # The last position of a longer input is a strided view, for which torch would copy the whole head (`contiguous` keeps the strides of a single row).
+    model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0].clone(memory_format=torch.contiguous_format),))
+    return model, causal_lm.load_tokenizer(folder)
 
 
 def cast_matrices(model: Any, dtype: torch.dtype) -> None:

@@ -64,11 +64,11 @@ def keep(config: Config, groups: Iterable[Group], tally: Tally) -> Iterator[Grou
     from rlpipe.trajectory import Group
 
     for group in groups:
-        reasons = {trajectory.index: reason(config.filters, trajectory, group) for trajectory in group}
+        reasons = [reason(config.filters, trajectory, group) for trajectory in group]
         tally.num_groups += 1
         tally.num_trajectories += len(group)
-        tally.reasons.update(why for why in reasons.values() if why is not None)
-        left = tuple(row for row in group if config.keep == "all" or reasons[row.index] is None)
+        tally.reasons.update(why for why in reasons if why is not None)
+        left = tuple(row for row, why in zip(group, reasons, strict=True) if config.keep == "all" or why is None)
         if left:
             tally.num_groups_kept += 1
             yield Group(group.group_id, left)

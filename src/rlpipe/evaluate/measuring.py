@@ -1,0 +1,79 @@
+"""What a policy can do on held-out tasks. Every task is attempted, whatever the size of a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlpipe.engines.base import Sampling
+from rlpipe.evaluate.results import TaskResult
+from rlpipe.evaluate.step import Config
+from rlpipe.policies import causal_lm
+from rlpipe.reward.scoring import Scorer
+from rlpipe.rollout.attempts import split_by_length
+from rlpipe.rollout.generate import Origin, generate
+from rlpipe.rollout.prompts import Prompt, render
+from rlpipe.tasks import Task
+from rlpipe.trajectory import Group, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A policy's results, one per task in the order of the tasks."""
+
+    policy_version: int
+    results: tuple[TaskResult, ...]
+
+
+def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: int) -> Measurement:
+    """Greedy and sampled completions of every task, scored.
+
+    Args:
+        policy: a policy folder, finished or not.
+
+    Raises:
+        ScorerError: more than `config.max_unscorable` of the completions could not be scored.
+    """
+    scorer = Scorer(config.reward_section)
+    tokenizer = causal_lm.load_tokenizer(policy / causal_lm.POLICY_MODULE)
+    origin = Origin(config.run.seed, round_index, causal_lm.policy_version(policy))
+    asked = [render(tokenizer, task, f"{round_index:02d}/eval/{task.task_id}") for task in tasks]
+    with config.engine.model_copy(update={"chunk_groups": config.chunk_groups}).open(policy, config.run.threads) as engine:
+        prompts, rejected = split_by_length(asked, config.max_new_tokens, engine.max_length)
+
+        def attempts(temperature: float, num_attempts: int) -> list[Group]:
+            sampling = Sampling(config.max_new_tokens, temperature, config.stop)
+            return list(generate(engine, tokenizer, prompts, sampling, num_attempts, origin)) if num_attempts else []
+
+        groups = [*attempts(0.0, 1), *attempts(config.temperature, config.num_attempts)]
+    scored = scorer.score([row for group in groups for row in group], {task.task_id: task for task in tasks})
+    greedy = {row.task_id: row for row in scored[: len(prompts)]}
+    sampled = _by_task(scored[len(prompts) :])
+    reasons = {entry["task_id"]: f"prompt of {entry['num_tokens']} tokens, model length {entry['max_length']}" for entry in rejected}
+    return Measurement(origin.policy_version, tuple(_result(config, prompt, greedy, sampled, reasons) for prompt in asked))
+
+
+def _by_task(rows: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    found: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        found.setdefault(row.task_id, []).append(row)
+    return found
+
+
+def _result(
+    config: Config, prompt: Prompt, greedy: Mapping[str, Trajectory], sampled: Mapping[str, Sequence[Trajectory]], reasons: Mapping[str, str]
+) -> TaskResult:
+    row = greedy.get(prompt.task_id)
+    if row is None:
+        return TaskResult(prompt.task_id, None, "", None, 0, 0, reasons[prompt.task_id])
+    correct = None if row.reward is None else row.reward >= config.correct_at
+    scored = [attempt.reward >= config.correct_at for attempt in sampled.get(prompt.task_id, ()) if attempt.reward is not None]
+    num_tokens = None if row.status == "infra_error" else row.num_sampled_tokens
+    return TaskResult(prompt.task_id, correct, row.completion, num_tokens, len(scored), sum(scored), _why_unscored(row))
+
+
+def _why_unscored(row: Trajectory) -> str | None:
+    if row.reward is not None:
+        return None
+    return row.status_reason or "; ".join(f"{value.name}: {value.reason or value.status}" for value in row.rewards if value.value is None)

@@ -1,0 +1,290 @@
+"""A causal language model as policy: a complete Hugging Face folder plus the trainer's state.
+
+    policy/modules/policy/   config.json, model.safetensors, tokenizer
+    policy/trainer/          state.json, optimizer.safetensors
+
+Bytes are a function of the weights alone: no path, version or clock stands in any of the files.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlpipe import artifact
+from rlpipe.errors import ArtifactError, ConfigError
+from rlpipe.policies.packing import Batch, ScoredSequence, collate, pack
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+STATE = Path("trainer/state.json")
+POLICY_MODULE = Path("modules/policy")
+NOT_KEPT = {"_name_or_path", "_model_name_or_path", "name_or_path", "transformers_version", "is_local", "local_files_only"}
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
+NOT_COMPANIONS = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", artifact.MANIFEST}
+REWRITTEN = ("generation_config.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What `evaluate` was asked for, axes as in `Batch`.
+
+    Attributes:
+        logprobs: `[K]`, log-softmax(logits / temperature) of each target.
+        entropy: `[K]`, of the distribution each target came from, in nats, at its temperature; without gradient.
+        hidden: `[K, H]`, the last hidden state that predicts each target.
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+
+
+def read_state(policy_folder: Path) -> dict[str, Any]:
+    """The trainer's state: `policy_version` and what else the trainer keeps.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+    """
+    path = policy_folder / STATE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        return {**state, "policy_version": int(state["policy_version"])}
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            "policy folder without trainer state", got=str(policy_folder), accepted=f"a folder with {STATE}", do="make it with `rlpipe start`"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is damaged", got=str(error), do="run the step that writes it again") from error
+
+
+def policy_version(policy_folder: Path) -> int:
+    """Optimizer steps since the start policy.
+
+    Raises:
+        ArtifactError: the folder holds no readable trainer state.
+    """
+    return int(read_state(policy_folder)["policy_version"])
+
+
+def load_module(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model in a Hugging Face folder, in `dtype` (default float32), ready for evaluation, without dropout.
+
+    Raises:
+        ConfigError: the folder is missing or holds no causal language model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    _check_folder(folder, "config.json")
+    logging.disable_progress_bar()
+    try:
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, attn_implementation="sdpa", local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} holds no causal language model", got=" ".join(str(error).split())[:300]) from error
+    return module.eval()
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a Hugging Face folder.
+
+    Raises:
+        ConfigError: the folder is missing or has no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    _check_folder(folder, "tokenizer_config.json")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} has no usable tokenizer", got=" ".join(str(error).split())[:300]) from error
+
+
+def _check_folder(folder: Path, file: str) -> None:
+    if not (folder / file).is_file():
+        raise ConfigError(
+            f"model folder without {file}", got=str(folder), accepted="a Hugging Face folder with config, safetensors and tokenizer", do="check model.path"
+        )
+
+
+def stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
+    """The precision each tensor has in a Hugging Face folder's safetensors files."""
+    import torch
+    from safetensors import safe_open
+
+    names = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                kind = file.get_slice(name).get_dtype()
+                if kind in names:
+                    found[name] = names[kind]
+    return found
+
+
+def save(
+    policy_folder: Path, module: PreTrainedModel, tokenizer_source: Path, state: Mapping[str, Any], narrow: Mapping[str, torch.dtype] | None = None
+) -> None:
+    """Write `modules/policy` and `trainer/state.json`; equal weights give equal bytes.
+
+    Args:
+        policy_folder: the policy artifact.
+        module: its weights are stored in the precision they have, tied ones once.
+        tokenizer_source: Hugging Face folder whose files, weights and config aside, are taken over.
+        state: at least `policy_version`.
+        narrow: names of parameters that were stored in a narrower precision; they are again where that is exact.
+    """
+    save_module(policy_folder / POLICY_MODULE, module, tokenizer_source, narrow)
+    artifact.write_json(policy_folder / STATE, dict(state))
+
+
+def save_module(folder: Path, module: PreTrainedModel, tokenizer_source: Path, narrow: Mapping[str, torch.dtype] | None = None) -> None:
+    """Write one Hugging Face folder: config, `model.safetensors`, and the tokenizer files of `tokenizer_source`."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # save_pretrained would do, but it imports DeepSpeed where that is installed, whether or not it works.
+    named = (*module.named_parameters(), *_kept_buffers(module))  # named_parameters gives tied weights once
+    tensors = {name: _narrowed(value.detach(), (narrow or {}).get(name)).contiguous() for name, value in named}
+    dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    save_file(_as_stored(module, tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    copy_companions(tokenizer_source, folder)
+    dtype = str(torch.float32 if len(dtypes) > 1 else dtypes.pop()).removeprefix("torch.")
+    _write_config(folder / "config.json", {**json.loads(module.config.to_json_string()), "architectures": [type(module).__name__], "dtype": dtype})
+
+
+def _as_stored(module: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Names and shapes as the family's files have them, where loading changes them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(module, tensors))
+
+
+def _kept_buffers(module: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    kept = module.state_dict().keys()
+    return [(name, value) for name, value in module.named_buffers() if name in kept]
+
+
+def _narrowed(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    import torch
+
+    if dtype is None or dtype.itemsize >= value.dtype.itemsize:
+        return value
+    candidate = value.to(dtype)
+    return candidate if torch.equal(candidate.to(value.dtype), value) else value
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy a Hugging Face folder's files but weights and config, paths and library versions taken out."""
+    for path in sorted(source.iterdir()):
+        elsewhere = path.resolve() != (target / path.name).resolve()
+        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and path.name not in NOT_COMPANIONS and elsewhere:
+            shutil.copyfile(path, target / path.name)
+    for path in (target / name for name in REWRITTEN):
+        if path.is_file():
+            _write_config(path, json.loads(path.read_text(encoding="utf-8")))
+
+
+def _write_config(path: Path, content: Mapping[str, Any]) -> None:
+    artifact.write_json(path, {key: value for key, value in content.items() if key not in NOT_KEPT})
+
+
+def evaluate(module: PreTrainedModel, batch: Batch, needs: Collection[str] = ("logprobs",)) -> Evaluation:
+    """Log-probs, and what else `needs` names (`entropy`, `hidden`), of a batch's targets.
+
+    Logits are computed only where a target is predicted. Gradients flow where grad mode and `requires_grad` say so.
+    """
+    import torch
+
+    device = module.device
+    last = module.get_decoder()(
+        input_ids=torch.from_numpy(batch.input_ids).to(device),
+        position_ids=torch.from_numpy(batch.position_ids).to(device),
+        attention_mask=_additive_mask(batch, module, device),
+        use_cache=False,
+    ).last_hidden_state
+    # index_select throughout: its backward adds in a fixed order on CPU, where indexing with [] does not.
+    hidden = last.flatten(0, 1).index_select(0, torch.from_numpy(batch.predicting).to(device))
+    logits = module.get_output_embeddings()(hidden)
+    logits = _tempered(logits if logits.dtype == torch.float64 else logits.float(), batch.temperatures)
+    normalizer = torch.logsumexp(logits, dim=-1)
+    readout = torch.from_numpy(batch.readout).to(device)
+    flat = readout * logits.shape[-1] + torch.from_numpy(batch.targets).to(device)
+    return Evaluation(
+        logprobs=logits.flatten().index_select(0, flat) - normalizer.index_select(0, readout),
+        entropy=_entropy(logits.detach(), normalizer.detach()).index_select(0, readout) if "entropy" in needs else None,
+        hidden=hidden.index_select(0, readout) if "hidden" in needs else None,
+    )
+
+
+def _additive_mask(batch: Batch, module: PreTrainedModel, device: torch.device) -> torch.Tensor | None:
+    import torch
+
+    if batch.attention is None:
+        return None
+    autocast = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocast else module.dtype
+    seen = torch.from_numpy(batch.attention).to(device)[:, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def _tempered(logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
+    import torch
+
+    if (temperatures == 1.0).all():
+        return logits
+    return logits / torch.from_numpy(temperatures).to(logits)[:, None]
+
+
+def _entropy(logits: torch.Tensor, normalizer: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.special.entr(torch.exp(logits - normalizer[:, None])).sum(dim=-1)
+
+
+def check_evaluation(module: PreTrainedModel, shared: bool) -> None:
+    """Compare `evaluate` with the model's own forward on six tokens.
+
+    Raises:
+        ConfigError: the family changes its logits after the head, or its attention does not take a packed row's mask.
+    """
+    import torch
+
+    sequences = [np.array([1, 2, 3, 4]) % module.config.vocab_size, np.array([1, 2, 5, 6]) % module.config.vocab_size]
+    scored = [ScoredSequence(ids, np.array([False, True, True, True]), np.ones(4)) for ids in sequences]
+    with torch.no_grad():
+        logits = module(torch.from_numpy(np.stack(sequences)).to(module.device), use_cache=False).logits.float()
+        own = torch.log_softmax(logits, dim=-1)[:, :-1].gather(-1, torch.from_numpy(np.stack(sequences)[:, 1:, None]).to(module.device)).flatten()
+        got = evaluate(module, collate(pack(scored, 16, shared))).logprobs
+    gap, allowed = float((own - got).abs().max()), 1e-3 if next(module.parameters()).dtype == torch.float32 else 0.2
+    if not gap <= allowed:
+        kind = module.config.model_type
+        do = "set train.packing: none" if shared else "use a model whose logits are its output embedding times its last hidden state"
+        raise ConfigError(f"model family {kind} cannot be evaluated this way", got=f"log-probs off by {gap:.3g}", accepted=f"{allowed:g}", do=do)
+
+
+def check_window(module: PreTrainedModel, num_tokens: int, shared: bool) -> None:
+    """Refuse sequences longer than the model, and packed rows where the model limits how far attention looks back.
+
+    Raises:
+        ConfigError: names the length and the limit.
+    """
+    values = module.config.to_dict()
+    longest = values.get("max_position_embeddings")
+    if longest is not None and num_tokens > longest:
+        raise ConfigError("a trajectory is longer than the model", got=f"{num_tokens} tokens", accepted=f"at most {longest}")
+    windowed = any(kind != "full_attention" for kind in values.get("layer_types") or ())
+    if shared and windowed and num_tokens > (values.get("sliding_window") or 0):
+        raise ConfigError("packed rows need full attention", got=f"{values['model_type']} with layers that do not see all tokens", do="set train.packing: none")

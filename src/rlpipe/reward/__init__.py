@@ -1,0 +1,1 @@
+"""Scores trajectories in child processes, and drops the groups that cannot teach."""

@@ -1,0 +1,1 @@
+"""Filters that need rewards, asked at the tail of the reward step."""

@@ -1,0 +1,1 @@
+"""Rollout: attempts at tasks by the current policy."""

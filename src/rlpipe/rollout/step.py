@@ -1,0 +1,105 @@
+"""The rollout step: the current policy attempts the next tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from rlpipe import artifact
+from rlpipe import tasks as task_files
+from rlpipe.engines import EngineConfig, Sampling, Torch
+from rlpipe.params import PositiveInt, Run, Section
+from rlpipe.rollout.selectors import Selector, Uniform, Visit
+from rlpipe.step import In, Out, Report
+
+PROGRESS = "progress.json"
+WHOLE_VOCABULARY = (
+    "the engine would renormalise over the tokens it keeps while training uses the whole vocabulary, so every importance ratio would be off by the kept mass; "
+)
+
+
+class Config(Section):
+    """Section `rollout`."""
+
+    run: Run = Run()
+    engine: EngineConfig = Torch()
+    num_tasks: PositiveInt = 8
+    """Tasks attempted in a round."""
+    num_attempts: PositiveInt = 8
+    """Attempts at each task."""
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ("\n",)
+    """Texts that end a completion; the token that completes one is kept and trained."""
+    max_new_tokens: PositiveInt = 16
+    selector: Selector = Uniform()
+
+    @field_validator("top_p")
+    @classmethod
+    def _no_top_p(cls, top_p: float) -> float:
+        if top_p != 1:
+            raise ValueError(f"{WHOLE_VOCABULARY}leave top_p at 1")
+        return top_p
+
+    @field_validator("top_k")
+    @classmethod
+    def _no_top_k(cls, top_k: int) -> int:
+        if top_k not in (0, -1):
+            raise ValueError(f"{WHOLE_VOCABULARY}leave top_k at 0")
+        return top_k
+
+    @field_validator("min_p")
+    @classmethod
+    def _no_min_p(cls, min_p: float) -> float:
+        if min_p != 0:
+            raise ValueError(f"{WHOLE_VOCABULARY}leave min_p at 0")
+        return min_p
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.max_new_tokens, self.temperature, self.stop)
+
+
+def run(
+    config: Config, *, policy: In, tasks: In, progress_in: In, history_in: In, evaluation_in: In, trajectories: Out, progress: Out, round_index: int
+) -> Report:
+    """Attempt the next tasks with the current policy; an interrupted call goes on after the last finished chunk."""
+    from rlpipe.rollout import attempts
+
+    if stopped(evaluation_in):
+        attempts.write_nothing(trajectories)
+        artifact.copy_contents(progress_in, progress)
+        return Report(numbers=attempts.Counts().numbers(), outcome="stopped")
+    known = {task.task_id: task for task in task_files.load(tasks)}
+    visits, state = select(config, progress_in, list(known))
+    with config.engine.open(policy, config.run.threads) as engine:
+        rollout = attempts.Rollout(config, engine, policy, round_index)
+        prompts, rejected = rollout.prompts([(known[visit.task_id], visit) for visit in visits])
+        rollout.make(prompts, trajectories)
+    counts = attempts.gather(trajectories, len(prompts), config.engine.chunk_groups)
+    artifact.write_json(progress / PROGRESS, {"round": round_index, "selector": {"type": config.selector.type, "state": state}})
+    facts = {"policy_versions": {str(rollout.policy_version): artifact.content_key(policy)}, "rejected_prompts": rejected}
+    return Report(counts.numbers(num_rejected=len(rejected)), counts.reasons(num_rejected=len(rejected)), facts=facts)
+
+
+def stopped(evaluation: Path) -> bool:
+    """Whether an evaluation says that the run has reached its goal."""
+    return bool(json.loads((evaluation / "evaluation.json").read_text(encoding="utf-8"))["stop"]["met"])
+
+
+def initial_progress() -> dict[str, Any]:
+    """Progress before the first round; the selector of that round begins its own state."""
+    return {"round": 0, "selector": None}
+
+
+def select(config: Config, progress_in: Path, task_ids: Sequence[str]) -> tuple[list[Visit], dict[str, Any]]:
+    """This round's visits and the selector's state after them; another selector than the last round's begins anew."""
+    before = json.loads((progress_in / PROGRESS).read_text(encoding="utf-8"))["selector"]
+    state = before["state"] if before and before["type"] == config.selector.type else config.selector.init()
+    return config.selector(state, task_ids, config.num_tasks, config.run.data_seed)

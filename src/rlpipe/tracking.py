@@ -1,0 +1,280 @@
+"""MLflow: one parent run per run of the pipeline, one child per round, policies as registered versions by reference.
+
+The only file that imports mlflow. A tracking server that is dead, slow or full costs records, never a run: `Tracker._send` is
+the one boundary where what MLflow and the libraries below it raise ends; after the first failure nothing more is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import Field
+
+from rlpipe import layout
+from rlpipe.params import Section
+from rlpipe.tracking_place import check_reachable, tracking_uri, without_user
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput, Metric
+
+log = logging.getLogger("rlpipe")
+
+T = TypeVar("T")
+
+CHAMPION = "champion"
+MAX_PARAMS_PER_BATCH = 100
+MAX_PARAM_LENGTH = 6000
+MAX_DIGEST_LENGTH = 36
+
+
+class TrackingConfig(Section):
+    """Section `tracking`: what MLflow is told. Where it lies is the environment's `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working folder."""
+
+    enabled: bool = True
+    experiment: str = Field("rlpipe", min_length=1)
+    registered_model: str = Field("rlpipe-policy", min_length=1)
+    copy_below_mb: float = Field(0, ge=0)
+    """Policies smaller than this are copied into MLflow's artifact store; larger ones are a reference to what DVC holds."""
+    timeout_seconds: int = Field(5, ge=1)
+    """How long one request may take before tracking is given up for the rest of the process."""
+
+
+class Tracker:
+    """Sends the records of one run to MLflow.
+
+    Processes that give the same `run_key` write into the same parent run.
+
+    Args:
+        config: section `tracking`.
+        workdir: the working folder; paths below it are sent relative to it, others as their bare name.
+        run_key: hash of what decides the run: resolved params, start policy, tasks.
+        params: the resolved params, nested.
+
+    Attributes:
+        place: the tracking URI without a password, or the path of the sqlite file.
+        problems: names of what could not be sent.
+
+    Raises:
+        ConfigError: `MLFLOW_TRACKING_URI` names a kind of store that MLflow no longer has.
+    """
+
+    def __init__(self, config: TrackingConfig, workdir: Path, run_key: str, params: Mapping[str, Any]) -> None:
+        self.enabled, self.problems = config.enabled, []
+        self._config, self._workdir, self._key, self._params = config, workdir.absolute(), run_key, params
+        self._uri = tracking_uri(self._workdir)
+        self.place = self._uri.removeprefix("sqlite:///") if self._uri.startswith("sqlite:") else without_user(self._uri)
+        self._failed = False
+        self._opened: MlflowClient | None = None
+        self._experiment = ""
+        self._parent_id = ""
+        self._parent_is_new = False
+        self._children: dict[int, str] = {}
+        self._model_exists = False
+
+    problems: list[str]
+
+    def log_step(
+        self,
+        step: str,
+        round_index: int,
+        report_numbers: Mapping[str, Any],
+        reasons: Mapping[str, int],
+        inputs: Mapping[str, Mapping[str, str | None]],
+        params: Mapping[str, Any],
+    ) -> None:
+        """Send a step's report to its round's run, and what evaluate measured to the parent as well, one point a round.
+
+        Args:
+            report_numbers: None is left out; what is not finite is left out and counted as `<step>/non_finite`.
+            reasons: counts, sent as `<step>/reason/<name>`.
+            inputs: by artifact name, each with `path`, `fingerprint` (sha256) and `dvc` (hash).
+            params: the step's resolved section.
+        """
+        self._send(f"{step} of round {round_index}", lambda: self._log_step(step, round_index, report_numbers, reasons, inputs, params))
+
+    def register_policy(
+        self, round_index: int, policy_folder: Path, *, policy_version: int, fingerprint: str, dvc: str | None, metrics: Mapping[str, Any]
+    ) -> str | None:
+        """Register a policy, or find the version that this run registered with the same fingerprint; ends the round's run.
+
+        Returns:
+            The registered model's version, or None where it could not be sent.
+        """
+        tags = {"sha256": fingerprint, "dvc": dvc or "", "policy_version": str(policy_version), "run_key": self._key, "round": str(round_index)}
+        tags["path"] = layout.relative(policy_folder, self._workdir)
+        return self._send(f"policy of round {round_index}", lambda: self._register(round_index, policy_folder, tags, metrics))
+
+    def promote(self, version: str) -> None:
+        """Point the alias `champion` at a registered version."""
+        self._send(f"alias {CHAMPION}", lambda: self._client().set_registered_model_alias(self._config.registered_model, CHAMPION, version))
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """End the runs this process wrote to; `status` is MLflow's (FINISHED, FAILED, KILLED)."""
+        if self._parent_id:
+            self._send(f"status {status}", lambda: self._finish(status))
+
+    def _send(self, what: str, send: Callable[[], T]) -> T | None:
+        """The boundary: run one exchange with MLflow, unless an earlier one failed."""
+        if not self.enabled:
+            return None
+        if self._failed:
+            self.problems.append(what)
+            return None
+        try:
+            return send()
+        except Exception as error:  # mlflow, requests, urllib3 and sqlalchemy share no base class
+            self._failed = True
+            self.problems.append(what)
+            log.warning("tracking=off place=%s what=%r error=%s: %s", self.place, what, type(error).__name__, without_user(str(error)).splitlines()[0][:300])
+            return None
+
+    def _client(self) -> MlflowClient:
+        if self._opened is None:
+            check_reachable(self._uri, self._config.timeout_seconds)
+            self._opened = _open(self._uri, self._config.timeout_seconds)
+        return self._opened
+
+    def _log_step(self, step: str, round_index: int, numbers: Mapping[str, Any], reasons: Mapping[str, int], inputs: Any, params: Mapping[str, Any]) -> None:
+        metrics = self._metrics(step, round_index, {**numbers, **{f"reason/{name}": count for name, count in reasons.items()}})
+        client, child = self._client(), self._child(round_index)
+        self._log_params(child, {step: params}, metrics)
+        if step in ("start", "evaluate"):
+            client.log_batch(self._parent(), metrics=self._metrics("evaluate", round_index, numbers))
+        client.log_inputs(child, [self._dataset(step, name, artifact) for name, artifact in inputs.items()])
+
+    def _finish(self, status: str) -> None:
+        for run_id in (*self._children.values(), self._parent_id):
+            self._client().set_terminated(run_id, status)
+
+    def _log_params(self, run_id: str, params: Mapping[str, Any], metrics: list[Metric] | None = None) -> None:
+        from mlflow.entities import Param
+
+        flat = [Param(name, self._public(value)[:MAX_PARAM_LENGTH]) for name, value in _flat(params)]
+        self._client().log_batch(run_id, metrics=metrics or [], params=flat[:MAX_PARAMS_PER_BATCH])
+        for start in range(MAX_PARAMS_PER_BATCH, len(flat), MAX_PARAMS_PER_BATCH):
+            self._client().log_batch(run_id, params=flat[start : start + MAX_PARAMS_PER_BATCH])
+
+    def _metrics(self, step: str, round_index: int, numbers: Mapping[str, Any]) -> list[Metric]:
+        from mlflow.entities import Metric
+
+        known = {name: float(value) for name, value in numbers.items() if value is not None}
+        finite = {name: value for name, value in known.items() if math.isfinite(value)}
+        if len(finite) < len(known):
+            finite["non_finite"] = len(known) - len(finite)
+        now = int(time.time() * 1000)
+        return [Metric(re.sub(r"[^\w\-. :/]", "_", f"{step}/{name}"), value, now, round_index) for name, value in finite.items()]
+
+    def _dataset(self, step: str, name: str, artifact: Mapping[str, str | None]) -> DatasetInput:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        source = {"path": self._public(artifact["path"]), "sha256": artifact["fingerprint"], "dvc": artifact["dvc"]}
+        digest = str(artifact["dvc"] or artifact["fingerprint"])[:MAX_DIGEST_LENGTH]
+        return DatasetInput(Dataset(name, digest, "dvc", json.dumps(source)), [InputTag("mlflow.data.context", step)])
+
+    def _parent(self) -> str:
+        if not self._parent_id:
+            self._experiment = self._find_experiment()
+            tags = {"rlpipe.run_key": self._key, "rlpipe.role": "run"}
+            self._parent_id, self._parent_is_new = self._find_or_create(f"rlpipe-{self._key[:8]}", tags)
+            if self._parent_is_new:
+                self._log_params(self._parent_id, self._params)
+        return self._parent_id
+
+    def _child(self, round_index: int) -> str:
+        if round_index not in self._children:
+            tags = {"rlpipe.run_key": self._key, "rlpipe.round": str(round_index), "mlflow.parentRunId": self._parent()}
+            self._children[round_index], _ = self._find_or_create(f"round {layout.round_name(round_index)}", tags)
+        return self._children[round_index]
+
+    def _find_experiment(self) -> str:
+        client, name = self._client(), self._config.experiment
+        found = client.get_experiment_by_name(name)
+        if found:
+            return str(found.experiment_id)
+        # a sqlite store would otherwise put artifacts into ./mlruns of whatever folder the process is in
+        place = (self._workdir / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
+        return str(client.create_experiment(name, artifact_location=place))
+
+    def _find_or_create(self, name: str, tags: dict[str, str]) -> tuple[str, bool]:
+        if not self._parent_is_new:
+            wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+            found = self._client().search_runs([self._experiment], wanted, max_results=1, order_by=["attributes.start_time ASC"])
+            if found:
+                return str(found[0].info.run_id), False
+        return str(self._client().create_run(self._experiment, tags=tags, run_name=name).info.run_id), True
+
+    def _register(self, round_index: int, folder: Path, tags: dict[str, str], metrics: Mapping[str, Any]) -> str:
+        client, name, child = self._client(), self._config.registered_model, self._child(round_index)
+        self._ensure_model(name)
+        found = client.search_model_versions(f"name = '{name}' and tags.sha256 = '{tags['sha256']}' and tags.run_key = '{self._key}'", max_results=1)
+        if found:
+            version = str(found[0].version)
+        else:
+            version = str(client.create_model_version(name, self._source(folder, tags, child), run_id=child, tags={**tags, **_accuracy(metrics)}).version)
+        client.set_terminated(child)
+        return version
+
+    def _source(self, folder: Path, tags: dict[str, str], child: str) -> str:
+        """Where the version's bytes are: a copy in the artifact store if small, else what DVC holds."""
+        num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        tags["bytes"] = str(num_bytes)
+        if num_bytes < self._config.copy_below_mb * 1e6:
+            self._client().log_artifacts(child, str(folder), "policy")
+            return f"runs:/{child}/policy"
+        return f"dvc://{tags['dvc'] or tags['sha256']}/{tags['path']}"
+
+    def _ensure_model(self, name: str) -> None:
+        if not self._model_exists:
+            if not self._client().search_registered_models(f"name = '{name}'", max_results=1):
+                self._client().create_registered_model(name)
+            self._model_exists = True
+
+    def _public(self, value: Any) -> str:
+        """A value as text without a password, and without a path of this machine."""
+        text = without_user(str(value))
+        if text.startswith(("/", "~")):
+            text = layout.relative(Path(text).expanduser(), self._workdir)
+        return text.replace(str(self._workdir), ".")
+
+
+def _accuracy(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """What evaluate measured, as a tag of the version; a version is registered whatever the numbers are."""
+    value = metrics.get("greedy_accuracy")
+    return {"greedy_accuracy": f"{value:.6g}"} if value is not None and math.isfinite(value) else {}
+
+
+def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested params as `section.key`; an empty mapping is a value."""
+    for name, value in params.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _open(uri: str, timeout: int) -> MlflowClient:
+    """A client that gives up soon and says nothing."""
+    for name, value in {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": timeout,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1,
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": 0,
+        "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": 0,
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }.items():
+        os.environ.setdefault(name, str(value))
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)

@@ -1,0 +1,80 @@
+"""Training in one process with torch alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from rlpipe.params import Section
+from rlpipe.policies import causal_lm
+from rlpipe.policies.causal_lm import Evaluation
+from rlpipe.policies.packing import Batch
+from rlpipe.train.backends.base import MOMENTS, AdamW, Backend, autocast, check_state, parameter_groups
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class Torch(Section):
+    """Section `backend`, `type: torch`."""
+
+    type: Literal["torch"] = "torch"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What matrix products run in; trained weights and the optimizer are float32 in any case."""
+
+    def open(self, module: PreTrainedModel, optimizer: AdamW) -> Backend:
+        """A backend that trains the parameters of `module` that require a gradient."""
+        return TorchBackend(module, optimizer, self.dtype)
+
+
+class TorchBackend:
+    """Fused AdamW over the trained parameters."""
+
+    def __init__(self, module: PreTrainedModel, optimizer: AdamW, dtype: str) -> None:
+        import torch
+
+        self.module, self.dtype, self.max_grad_norm = module, dtype, optimizer.max_grad_norm
+        self.parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        groups = parameter_groups(self.parameters, optimizer.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, fused=True)
+
+    def evaluate(self, batch: Batch, needs: Collection[str]) -> Evaluation:
+        with autocast(self.module, self.dtype):
+            return causal_lm.evaluate(self.module, batch, needs)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: value.grad for name, value in self.parameters.items() if value.grad is not None}
+
+    def step(self, learning_rate: float) -> float:
+        import torch
+
+        norm = float(torch.nn.utils.get_total_norm(list(self.gradients().values())))
+        if math.isfinite(norm):
+            if self.max_grad_norm is not None and norm > self.max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(list(self.parameters.values()), self.max_grad_norm, torch.tensor(norm))
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def optimizer_state(self) -> tuple[dict[str, torch.Tensor], int]:
+        state = self.optimizer.state
+        tensors = {f"{moment}/{name}": state[value][moment] for name, value in self.parameters.items() if value in state for moment in MOMENTS}
+        return tensors, max((int(entry["step"]) for entry in state.values()), default=0)
+
+    def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
+        import torch
+
+        check_state(tensors, self.parameters)
+        for name, value in self.parameters.items():
+            moments = {moment: tensors[f"{moment}/{name}"].to(value).clone() for moment in MOMENTS}
+            self.optimizer.state[value] = {"step": torch.tensor(float(num_steps)), **moments}
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,112 @@
+"""One round of training over folders: load, find the signal, update, save."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlpipe import artifact
+from rlpipe.errors import NoSignalError
+from rlpipe.policies import causal_lm
+from rlpipe.step import Report
+from rlpipe.train.backends import Backend
+from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
+from rlpipe.train.reference import Reference
+from rlpipe.train.signal import Signal, find_signal
+from rlpipe.train.trainable import hold_frozen_in_bfloat16, mark
+from rlpipe.train.update import update
+from rlpipe.trajectory import Group
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlpipe.train.step import Config
+
+
+def fit(config: Config, groups: Iterable[Group], *, policy_in: Path, evaluation_in: Path, policy: Path, round_index: int) -> Report:
+    """Train `policy_in` on groups, from one dataset or several, and write `policy`; see `rlpipe.train.step.run`."""
+    import torch
+
+    torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
+    groups = list(groups)
+    start = find_start(policy_in, evaluation_in, config.start_from)
+    reference = Reference(config, policy_in, start)
+    signal = find_signal(groups, config, reference)
+    counts: dict[str, float | int | None] = {**_lengths(groups), "num_groups": len(groups), "num_groups_with_signal": len(signal.groups)}
+    if not signal.groups or (config.drop_last and len(signal.groups) < config.groups_per_step):
+        return _no_signal(config, policy_in, policy, signal, counts)
+    backend = open_backend(config, start, groups)
+    try:
+        updated = update(signal.groups, backend, config, version=start.version, round_index=round_index)
+        _save(config, backend, policy_in, policy, start, updated.version)
+    finally:
+        backend.close()
+    facts = {"policy_version": updated.version, "policy_version_in": start.version, "num_groups_dropped": updated.numbers["num_groups_dropped"]}
+    return Report({**counts, **updated.numbers, "policy_version": updated.version}, signal.reasons, facts=facts)
+
+
+def open_backend(config: Config, start: Start, groups: Iterable[Group]) -> Backend:
+    """The backend with the start's weights and, where it is kept, its optimizer state."""
+    module = causal_lm.load_module(start.folder)
+    shared = config.packing == "prefix"
+    causal_lm.check_window(module, max(len(trajectory.token_ids) for group in groups for trajectory in group), shared)
+    causal_lm.check_evaluation(module, shared)
+    mark(module, config.trainable)
+    if config.backend.dtype == "bfloat16":
+        hold_frozen_in_bfloat16(module)
+    backend = config.backend.open(module, config.adamw())
+    if config.optimizer_state == "keep" and start.optimizer is not None:
+        from safetensors.torch import load_file
+
+        backend.load_optimizer_state(load_file(start.optimizer), start.optimizer_steps)
+    return backend
+
+
+def pass_on(policy_in: Path, policy: Path, outcome: str, numbers: dict[str, float | int | None], reasons: dict[str, int] | None = None) -> Report:
+    """Hand the policy on byte for byte, with the outcome that says why."""
+    _empty(policy)
+    artifact.copy_contents(policy_in, policy)
+    version = causal_lm.policy_version(policy_in)
+    counts = {"optimizer_steps": 0, "num_tokens_trained": 0, "num_groups_with_signal": 0, "num_groups_dropped": 0, "policy_version": version}
+    return Report({**counts, **numbers}, reasons or {}, outcome, {"policy_version": version, "policy_version_in": version})
+
+
+def _no_signal(config: Config, policy_in: Path, policy: Path, signal: Signal, counts: dict[str, float | int | None]) -> Report:
+    if config.run.no_signal == "stop":
+        got = ", ".join(f"{name}={count}" for name, count in {"num_groups": counts["num_groups"], **signal.reasons}.items())
+        raise NoSignalError("no group can teach anything", got=got, do="use easier or harder tasks or more attempts, or set run.no_signal: keep")
+    return pass_on(policy_in, policy, "no_signal", {**counts, "num_groups_dropped": len(signal.groups)}, signal.reasons)
+
+
+def _lengths(groups: list[Group]) -> dict[str, float | int | None]:
+    """Sampled tokens of every trajectory, whether trained on or not."""
+    lengths = [trajectory.num_sampled_tokens for group in groups for trajectory in group]
+    return {"completion_tokens_mean": sum(lengths) / len(lengths) if lengths else None, "completion_tokens_min": min(lengths, default=None)}
+
+
+def _save(config: Config, backend: Backend, policy_in: Path, policy: Path, start: Start, version: int) -> None:
+    _empty(policy)
+    state: dict[str, int] = {"policy_version": version}
+    frozen = {name for name, value in backend.module.named_parameters() if not value.requires_grad}
+    narrow = {name: dtype for name, dtype in causal_lm.stored_dtypes(start.folder).items() if name in frozen}
+    if config.optimizer_state == "keep":
+        tensors, state["optimizer_steps"] = backend.optimizer_state()
+        _save_optimizer(policy / OPTIMIZER, tensors)
+    state |= carry_modules(config.start_from, config.kl, policy_in, policy, start)
+    causal_lm.save(policy, backend.module, start.folder, state, narrow)
+
+
+def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    path.chmod(0o644)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)

@@ -1,0 +1,146 @@
+"""The rollout step on a random character model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlpipe import artifact, dataset, tasks
+from rlpipe.engines import Torch
+from rlpipe.params import Run
+from rlpipe.reward import history
+from rlpipe.rollout import attempts
+from rlpipe.rollout.step import Config, initial_progress, run
+from rlpipe.step import Report
+from rlpipe.tasks import Task
+from rlpipe.trajectory import Group
+from tests.factories import tiny_policy
+
+CONFIG = Config(run=Run(seed=5, threads=1), engine=Torch(dtype="float32", chunk_groups=2), num_tasks=5, num_attempts=3, max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("inputs")
+    tiny_policy(root / "policy", version=4)
+    tasks.save(root / "tasks.jsonl", [Task(task_id=f"t{i}", prompt=f"max({i}, {i + 1}) =", reference=str(i + 1)) for i in range(7)])
+    artifact.write_json(root / "progress" / "progress.json", initial_progress())
+    artifact.write_json(root / "evaluation" / "evaluation.json", {"stop": {"met": False}})
+    artifact.write_json(root / "goal" / "evaluation.json", {"stop": {"met": True}})
+    history.empty(root / "history")
+    for name in ("progress", "evaluation", "goal", "history"):
+        artifact.write_manifest(root / name)
+    return {path.stem: path for path in root.iterdir()}
+
+
+def roll(inputs: dict[str, Path], out: Path, config: Config = CONFIG, **changed: Path) -> Report:
+    paths = {
+        "policy": inputs["policy"],
+        "tasks": inputs["tasks"],
+        "progress_in": inputs["progress"],
+        "history_in": inputs["history"],
+        "evaluation_in": inputs["evaluation"],
+    }
+    for name in ("trajectories", "progress"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    report = run(config, **paths | changed, trajectories=out / "trajectories", progress=out / "progress", round_index=1)
+    for name in ("trajectories", "progress"):
+        artifact.write_manifest(out / name, outcome=report.outcome)
+    return report
+
+
+def rows(out: Path) -> list[Any]:
+    return list(dataset.read(out / "trajectories"))
+
+
+def test_a_round_of_attempts(inputs: dict[str, Path], tmp_path: Path) -> None:
+    report = roll(inputs, tmp_path)
+    found = rows(tmp_path)
+    assert len(found) == 15
+    assert len({row.trajectory_id for row in found}) == 15
+    assert {row.group_id for row in found} == {f"01/{row.task_id}/0" for row in found}
+    assert all(row.versions.max() == 4 for row in found)
+    assert report.numbers["num_groups"] == 5
+    assert report.numbers["num_trajectories"] == 15
+    assert report.numbers["num_tokens_generated"] == sum(row.num_sampled_tokens for row in found)
+    assert report.numbers["num_truncated"] == sum(row.status == "truncated" for row in found)
+    assert report.facts["policy_versions"] == {"4": artifact.read_manifest(inputs["policy"])["fingerprint"]}
+    progress = json.loads((tmp_path / "progress" / "progress.json").read_text())
+    assert (progress["round"], progress["selector"]["state"]["cursor"]) == (1, 5)
+
+
+def test_a42_siblings_differ_and_the_run_seed_changes_them(inputs: dict[str, Path], tmp_path: Path) -> None:
+    other = CONFIG.model_copy(update={"run": Run(seed=6, threads=1)})
+    roll(inputs, tmp_path / "a")
+    roll(inputs, tmp_path / "b", other)
+    first, second = ([(row.task_id, tuple(row.token_ids)) for row in rows(tmp_path / name)] for name in "ab")
+    assert len(set(first)) == 15
+    assert not set(first) & set(second)
+
+
+class Killed(BaseException):
+    """Stands for a kill: no handler sees it."""
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_a_killed_round_goes_on_to_the_same_bytes(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    whole = roll(inputs, tmp_path / "whole")
+    generated: list[int] = []
+    made = attempts.generate
+
+    def killed(*args: Any) -> Iterator[Group]:
+        if len(generated) == chunk:
+            raise Killed
+        generated.append(1)
+        return made(*args)
+
+    monkeypatch.setattr(attempts, "generate", killed)
+    with pytest.raises(Killed):
+        roll(inputs, tmp_path / "killed")
+    assert len(list((tmp_path / "killed" / "trajectories" / "chunks").glob("chunk-*.parquet"))) == chunk
+    again: list[int] = []
+    monkeypatch.setattr(attempts, "generate", lambda *args: again.append(1) or made(*args))
+    assert roll(inputs, tmp_path / "killed") == whole
+    assert len(again) == 3 - chunk
+    for name in ("trajectories", "progress"):
+        assert artifact.fingerprint(tmp_path / "killed" / name) == artifact.fingerprint(tmp_path / "whole" / name)
+
+
+def test_f05_a_prompt_that_does_not_fit_is_listed_with_its_length(inputs: dict[str, Path], tmp_path: Path) -> None:
+    listed = [Task(task_id="a", prompt="1 + 1 =", reference="2"), Task(task_id="long", prompt="1" * 123, reference="2"), Task(task_id="c", prompt="2 =", reference="2")]
+    tasks.save(tmp_path / "tasks.jsonl", listed)
+    report = roll(inputs, tmp_path / "out", CONFIG.model_copy(update={"num_tasks": 3}), tasks=tmp_path / "tasks.jsonl")
+    assert report.facts["rejected_prompts"] == [{"task_id": "long", "num_tokens": 123, "max_new_tokens": 6, "max_length": 128}]
+    assert report.reasons == {"prompt_too_long": 1}
+    assert {row.task_id for row in rows(tmp_path / "out")} == {"a", "c"}
+
+
+def test_once_the_goal_is_met_nothing_is_attempted(inputs: dict[str, Path], tmp_path: Path) -> None:
+    report = roll(inputs, tmp_path, evaluation_in=inputs["goal"])
+    assert report.outcome == "stopped"
+    assert rows(tmp_path) == []
+    assert artifact.fingerprint(tmp_path / "progress") == artifact.fingerprint(inputs["progress"])
+
+
+def test_the_next_round_goes_on_where_the_last_one_ended(inputs: dict[str, Path], tmp_path: Path) -> None:
+    roll(inputs, tmp_path / "1")
+    roll(inputs, tmp_path / "2", progress_in=tmp_path / "1" / "progress")
+    first, second = ([row.group_id for row in rows(tmp_path / name)][::3] for name in "12")
+    assert len({group.split("/")[1] for group in (*first, *second[:2])}) == 7
+    assert [group.split("/")[2] for group in second] == ["0", "0", "1", "1", "1"]
+
+
+def test_many_chunks_become_full_row_groups(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "ROWS_PER_ROW_GROUP", 4)
+    roll(inputs, tmp_path)
+    (shard,) = dataset.shards(tmp_path / "trajectories")
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(shard)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [4, 4, 4, 3]
+    shutil.rmtree(tmp_path)

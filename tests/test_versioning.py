@@ -1,0 +1,232 @@
+"""A working folder as a DVC workspace, with the real DVC."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlpipe import versioning
+from rlpipe.errors import ArtifactError, StorageError
+
+DVC = Path(sys.executable).with_name("dvc")
+ROOT = Path(__file__).parents[1]
+PIPELINE = """stages:
+  start:
+    cmd: echo start
+    outs:
+    - rounds/00/policy
+  train:
+    foreach: ${rounds}
+    do:
+      cmd: echo train ${item.round}
+      deps:
+      - rounds/${item.previous}/policy
+      params:
+      - train
+      outs:
+      - rounds/${item.round}/policy
+"""
+PARAMS = """rounds:
+- {round: "01", previous: "00"}
+train: {learning_rate: 1e-5}
+"""
+
+
+def dvc(folder, *arguments):
+    done = subprocess.run([DVC, *arguments], cwd=folder, capture_output=True, text=True, env={**os.environ, "DVC_NO_ANALYTICS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def workspace(folder):
+    folder.mkdir(exist_ok=True)
+    (folder / "dvc.yaml").write_text(PIPELINE)
+    (folder / "params.yaml").write_text(PARAMS)
+    for name, weight in (("00", b"start"), ("01", b"trained")):
+        policy = folder / "rounds" / name / "policy"
+        policy.mkdir(parents=True)
+        (policy / "model.bin").write_bytes(weight)
+        (policy / "manifest.json").write_text("{}")
+    return folder
+
+
+def test_a_bare_folder_becomes_a_workspace_without_git_once(tmp_path):
+    versioning.ensure_repo(tmp_path)
+    config = (tmp_path / ".dvc" / "config").read_text()
+    assert "no_scm = True" in config
+    assert "analytics = False" in config
+    versioning.ensure_repo(tmp_path)
+    assert (tmp_path / ".dvc" / "config").read_text() == config
+
+
+def test_a_workspace_above_is_used_up_to_the_root_of_git(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    inner = tmp_path / "runs" / "a"
+    inner.mkdir(parents=True)
+    versioning.ensure_repo(inner)
+    assert (inner / ".dvc").is_dir()
+    assert not (tmp_path / ".dvc").exists()
+    shutil.rmtree(inner / ".dvc")
+    versioning.ensure_repo(tmp_path)
+    versioning.ensure_repo(inner)
+    assert not (inner / ".dvc").exists()
+
+
+def test_a_tracked_workspace_works_without_git_in_a_copy_of_the_files(tmp_path):
+    folder = workspace(tmp_path / "copy")
+    (folder / ".dvc").mkdir()
+    (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start"])
+    assert "train@0" in dvc(folder, "status")
+
+
+def test_after_commit_dvc_has_nothing_to_do(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    before = Path.cwd()
+    versioning.commit(folder, ["start", "train@0"])
+    assert Path.cwd() == before
+    assert versioning.status(folder) == {}
+    assert "up to date" in dvc(folder, "status")
+    assert "Data and pipelines are up to date." in dvc(folder, "repro")
+
+
+def test_a_changed_param_shows_in_the_stages_that_read_it(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start", "train@0"])
+    (folder / "params.yaml").write_text(PARAMS.replace("1e-5", "2e-5"))
+    assert list(versioning.status(folder)) == ["train@0"]
+
+
+def test_a_removed_param_shows(tmp_path):
+    folder = workspace(tmp_path / "w")
+    (folder / "params.yaml").write_text(PARAMS.replace("1e-5", "1e-5, warmup_steps: 3"))
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start", "train@0"])
+    (folder / "params.yaml").write_text(PARAMS)
+    assert list(versioning.status(folder)) == ["train@0"]
+
+
+def test_the_cache_holds_the_same_bytes_as_the_workspace(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start"])
+    weights = folder / "rounds/00/policy/model.bin"
+    assert weights.read_bytes() == b"start"
+    assert weights.stat().st_nlink == 2
+    assert not weights.stat().st_mode & stat.S_IWUSR
+
+
+def test_a_removed_output_comes_back_from_the_cache(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start", "train@0"])
+    shutil.rmtree(folder / "rounds/01")
+    dvc(folder, "checkout")
+    assert (folder / "rounds/01/policy/model.bin").read_bytes() == b"trained"
+
+
+def test_a_new_output_in_place_of_a_committed_one(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start", "train@0"])
+    first = versioning.dvc_hash(folder / "rounds/01/policy")
+    shutil.rmtree(folder / "rounds/01/policy")
+    (folder / "rounds/01/policy").mkdir()
+    (folder / "rounds/01/policy/model.bin").write_bytes(b"better")
+    versioning.commit(folder, ["train@0"])
+    assert versioning.status(folder) == {}
+    assert versioning.dvc_hash(folder / "rounds/01/policy") != first
+
+
+def test_the_hash_is_the_one_dvc_records(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    before = versioning.dvc_hash(folder / "rounds/00/policy")
+    assert before.endswith(".dir")
+    assert not (folder / "dvc.lock").exists()
+    versioning.commit(folder, ["start"])
+    assert before in (folder / "dvc.lock").read_text()
+    # md5 of b"start"
+    assert versioning.dvc_hash(folder / "rounds/00/policy/model.bin") == "ea2b2676c28c0db26d39331a336c6b92"
+
+
+def test_a_missing_output_is_named(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    shutil.rmtree(folder / "rounds/01")
+    with pytest.raises(ArtifactError, match="rounds/01/policy"):
+        versioning.commit(folder, ["train@0"])
+    with pytest.raises(ArtifactError, match="nothing to hash"):
+        versioning.dvc_hash(folder / "rounds/01/policy")
+
+
+def test_no_workspace(tmp_path):
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(ArtifactError, match="not in a DVC workspace"):
+        versioning.dvc_hash(tmp_path / "a")
+
+
+def test_an_unknown_stage(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    with pytest.raises(versioning.VersioningError, match="reward@0"):
+        versioning.commit(folder, ["reward@0"])
+
+
+def test_a_damaged_config(tmp_path):
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc" / "config").write_text("[core\n")
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(versioning.VersioningError):
+        versioning.dvc_hash(tmp_path / "a")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    (folder / ".dvc" / "cache").write_text("a file where DVC needs a folder")
+    with pytest.raises(StorageError, match="DVC cannot write"):
+        versioning.commit(folder, ["start"])
+
+
+def test_the_shipped_pipeline_is_read_by_dvc(tmp_path):
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    versioning.ensure_repo(tmp_path)
+    stages = dvc(tmp_path, "stage", "list", "--name-only").split()
+    assert stages[:3] == ["model", "tasks", "start"]
+    assert {name.split("@")[0] for name in stages[3:]} == {"rollout", "filter", "reward", "train", "evaluate"}
+    assert "rollout@0" in stages
+    assert "train@1" in stages
+
+
+def test_a_git_repository_gets_the_lock_file_and_nothing_else(tmp_path):
+    folder = workspace(tmp_path / "w")
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "*.local"))
+    shutil.copy(ROOT / ".dvcignore", folder)
+    (folder / ".gitignore").write_text("/rounds/\n")
+    subprocess.run(["git", "add", "."], cwd=folder, check=True)
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"], cwd=folder, check=True)
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start", "train@0"])
+    assert versioning.status(folder) == {}
+    changes = subprocess.run(["git", "status", "--short"], cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert changes == "?? dvc.lock\n"
+    assert not list(folder.glob("rounds/**/.gitignore"))
+
+
+def test_a_lock_file_that_git_ignores_is_refused_in_words(tmp_path):
+    folder = workspace(tmp_path / "w")
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "*.local"))
+    (folder / ".gitignore").write_text("/rounds/\n/dvc.lock\n")
+    with pytest.raises(versioning.VersioningError, match=r"dvc\.lock.* is git-ignored"):
+        versioning.commit(folder, ["start"])
