@@ -145,21 +145,10 @@ def test_a_shard_of_something_else(tmp_path):
         list(dataset.read(folder))
 
 
-def test_a_full_disk_comes_out_as_it_is():
-    with pytest.raises(OSError, match=r"No space left|cannot|Cannot"), dataset.Writer(_full()) as writer:
-        for _ in range(4):
-            writer.write([attempt(i) for i in range(dataset.ROWS_PER_ROW_GROUP)])
-
-
-class _FullFolder(type(dataset.Path())):
-    """A folder in which every shard is /dev/full."""
-
-    def __truediv__(self, name):
-        return dataset.Path("/dev/full")
-
-
-def _full():
-    return _FullFolder("/dev")
+def test_a_full_disk_comes_out_as_it_is(tmp_path):
+    (tmp_path / "part-00000.parquet").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"), dataset.Writer(tmp_path) as writer:
+        writer.write(attempt(i) for i in range(4 * dataset.ROWS_PER_ROW_GROUP))
 
 
 def test_memory_stays_with_the_row_group(tmp_path):

@@ -25,7 +25,12 @@ def attempt(**changes):
         round=1,
         token_ids=np.array([5, 6, 7, 8, 9], dtype=np.int32),
         logprobs=np.array([NAN, NAN, -0.5, NAN, -1.5], dtype=np.float32),
-        spans=(Span("prompt", 0, 2), Span("policy", 2, 3, policy_version=4, trained=True), Span("environment", 3, 4, 1), Span("policy", 4, 5, 1, policy_version=5)),
+        spans=(
+            Span("prompt", 0, 2),
+            Span("policy", 2, 3, policy_version=4, trained=True),
+            Span("environment", 3, 4, 1),
+            Span("policy", 4, 5, 1, policy_version=5),
+        ),
     )
     return replace(row, **changes)
 

@@ -10,13 +10,14 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlpipe import artifact
-from rlpipe.errors import CheckError
+from rlpipe.errors import CheckError, RlpipeError
 from rlpipe.trajectory import STATUSES
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ def one_of(column: str, values: Sequence[Any], text: str, mostly: float = 1.0) -
 
 
 TASK_RULES = (
-    unique("task_id"),
     at_least("prompt.length", 1, "a text or chat messages, not empty"),
     at_least("reference.length", 1, "a text, not empty"),
 )
@@ -106,7 +106,6 @@ TRAJECTORY_RULES = (
     one_of("spans.gaps", [0], "spans that cover [0, T) in order, without gap"),
     one_of("spans.unsampled", [0], "one sampled token or more in a completed trajectory"),
 )
-ID_RULES = (unique("trajectory_id"), unique_together("group_id", "index"))
 REWARD_RULES = (
     one_of("reward.unexplained", [0], "finite, or null with a reward that says why"),
     one_of("reward.scored", [True], f"present in {1 - MAX_UNSCORED:.0%} of the rows or more", mostly=1 - MAX_UNSCORED),
@@ -117,16 +116,30 @@ ROW_RULES: dict[str, tuple[Rule, ...]] = {
     "kept": TRAJECTORY_RULES,
     "scored": TRAJECTORY_RULES + REWARD_RULES,
 }
+_TRAJECTORY_IDS = (unique("trajectory_id"), unique_together("group_id", "index"))
+ID_RULES: dict[str, tuple[Rule, ...]] = {
+    "tasks": (unique("task_id"),),
+    "trajectories": _TRAJECTORY_IDS,
+    "kept": _TRAJECTORY_IDS,
+    "scored": _TRAJECTORY_IDS,
+}
+"""What only a look at all rows can say; the other rules are asked of each block."""
 
 
 def warm() -> threading.Thread:
     """Begin importing Great Expectations in the background, so that the first check does not wait for it."""
-    thread = threading.Thread(target=_expectations, name="great-expectations", daemon=True)
+    thread = threading.Thread(target=_warm, name="great-expectations", daemon=True)
     thread.start()
     return thread
 
 
+def _warm() -> None:
+    with suppress(RlpipeError):  # the first check says it
+        _library()
+
+
 _passed: set[tuple[str, str]] = set()
+_importing = threading.Lock()
 
 
 def check(kind: Kind, path: Path, *, outcome: str | None, role: Literal["in", "out"]) -> None:
@@ -154,14 +167,18 @@ def check(kind: Kind, path: Path, *, outcome: str | None, role: Literal["in", "o
     num_rows = 0
     for block in summaries.blocks(kind, path):
         num_rows += block.num_rows
-        ids.append(block.select([name for name in ("trajectory_id", "group_id", "index") if name in block.column_names]))
+        if kind == "tasks" or (block.num_rows < summaries.ROWS_PER_BLOCK and not ids):
+            rules = ROW_RULES[kind] + ID_RULES[kind]  # the only block: one question to Great Expectations
+        else:
+            rules = ROW_RULES[kind]
+            ids.append(block.select(["trajectory_id", "group_id", "index"]))
         if block.num_rows:
-            broken(_frame(block), ROW_RULES[kind], found)
+            broken(_frame(block), rules, found)
     if num_rows == 0:
         _check_empty(kind, path, outcome, role)
         return
-    if kind != "tasks":
-        broken(_concatenated(ids), ID_RULES, found)
+    if ids:
+        broken(_concatenated(ids), ID_RULES[kind], found)
     if found:
         raise CheckError(_message(kind, role, found, num_rows), got=str(path), do="see the rows with `rlpipe inspect`, then run the step that wrote them again")
     _passed.add(key)
@@ -216,7 +233,7 @@ def _verdicts(frame: pd.DataFrame, rules: Sequence[Rule]) -> list[bool]:
         CheckError: the frame has no rows.
         RuntimeError: an expectation could not be evaluated, which is a fault of the rule.
     """
-    library = _expectations()
+    library = _library()
     suite = library["Suite"](name=uuid.uuid4().hex)
     suite.expectations.append(library["RowCount"](min_value=1, meta={"rule": -1}))
     for place, rule in enumerate(rules):
@@ -230,6 +247,14 @@ def _verdicts(frame: pd.DataFrame, rules: Sequence[Rule]) -> list[bool]:
     if not verdicts.pop(-1):
         raise CheckError("the dataset is empty", got="0 rows", accepted="one row or more")
     return [verdicts[place] for place in range(len(rules))]
+
+
+def _library() -> dict[str, Any]:
+    with _importing:
+        try:
+            return _expectations()
+        except ModuleNotFoundError as error:
+            raise RlpipeError("Great Expectations is not installed", got=str(error), do="pip install 'rlpipe[checks]'") from error
 
 
 @cache

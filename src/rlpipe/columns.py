@@ -24,8 +24,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
 
 def _taken(places: Sequence[tuple[Any, int]]) -> pa.RecordBatch:
     pieces = [source.take([place for _, place in run]) for source, run in groupby(places, key=itemgetter(0))]
-    whole = pa.Table.from_batches(pieces, SCHEMA).combine_chunks()
-    return whole.to_batches()[0] if whole.num_rows else SCHEMA.empty_table().to_batches(1)[0]
+    return pa.concat_batches(pieces) if pieces else pa.RecordBatch.from_pylist([], SCHEMA)
 
 
 def from_batch(batch: pa.RecordBatch) -> Iterator[Trajectory]:

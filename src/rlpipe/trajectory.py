@@ -57,6 +57,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+_COLUMNS = frozenset(SCHEMA.names)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -103,8 +105,8 @@ class Stored:
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only where a slot is empty, so trajectories made by their constructor never come here.
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name not in _COLUMNS:
+            raise AttributeError(f"a trajectory has no {name}", name=name, obj=self)
         value = self._columns.value(name, self._place)
         object.__setattr__(self, name, value)
         return value

@@ -157,9 +157,12 @@ def _quiet() -> None:
 def _explained(place: Path) -> Iterator[None]:
     """Say in one message what DVC raises."""
     _quiet()
-    from dvc.dependency.base import DependencyDoesNotExistError
-    from dvc.exceptions import DvcException
-    from dvc.output import OutputDoesNotExistError
+    try:
+        from dvc.dependency.base import DependencyDoesNotExistError
+        from dvc.exceptions import DvcException
+        from dvc.output import OutputDoesNotExistError
+    except ModuleNotFoundError as error:
+        raise VersioningError("DVC is not installed", got=str(error), do="pip install 'rlpipe[versioning]'") from error
 
     try:
         yield

@@ -14,7 +14,7 @@ from rlpipe.policies import step as model_step
 from rlpipe.policies.fetch import fetch
 
 MICRO = {"task": "none", "width": 16, "heads": 1, "layers": 1, "ffn": 16}
-FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 SMOLLM2_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
 
 

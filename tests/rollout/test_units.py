@@ -74,7 +74,7 @@ def test_another_task_set_begins_a_new_epoch() -> None:
 
 
 def test_a_task_set_smaller_than_the_batch_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a task set smaller than the batch; got 3 tasks; accepted: at least rollout.num_tasks = 4"):
+    with pytest.raises(ConfigError, match=r"a task set smaller than the batch; got 3 tasks; accepted: at least rollout\.num_tasks = 4"):
         visits(3, [4])
 
 
@@ -179,6 +179,7 @@ def test_a_text_is_tokenised_as_it_is_and_messages_through_the_template() -> Non
 
 
 def test_steps_import_without_torch_or_arrow() -> None:
-    code = "import sys, rlpipe.rollout.step, rlpipe.evaluate.step, rlpipe.start\nsys.exit(str([n for n in ('torch', 'transformers', 'pyarrow', 'vllm') if n in sys.modules]))"
+    heavy = "'torch', 'transformers', 'pyarrow', 'vllm'"
+    code = f"import sys, rlpipe.rollout.step, rlpipe.evaluate.step, rlpipe.start; sys.exit(str([n for n in ({heavy}) if n in sys.modules]))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert found.stderr.strip() == "[]"

@@ -58,8 +58,9 @@ def random_groups(num_groups: int, seed: int = 0, vocab_size: int = 40, temperat
 
 
 def config(**changes: Any) -> Config:
-    """Section `train`, in float32 unless said otherwise."""
-    return Config.model_validate({"backend": {"type": "torch", "dtype": "float32"}, **changes})
+    """Section `train`, in float32 on one thread unless said otherwise."""
+    run = {"threads": 1, **changes.pop("run", {})}
+    return Config.model_validate({"backend": {"type": "torch", "dtype": "float32"}, "run": run, **changes})
 
 
 def scored_dataset(folder: Path, groups: Sequence[Group], outcome: str | None = None) -> Path:

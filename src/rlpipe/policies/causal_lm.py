@@ -285,6 +285,7 @@ def check_window(module: PreTrainedModel, num_tokens: int, shared: bool) -> None
     longest = values.get("max_position_embeddings")
     if longest is not None and num_tokens > longest:
         raise ConfigError("a trajectory is longer than the model", got=f"{num_tokens} tokens", accepted=f"at most {longest}")
-    windowed = any(kind != "full_attention" for kind in values.get("layer_types") or ())
-    if shared and windowed and num_tokens > (values.get("sliding_window") or 0):
-        raise ConfigError("packed rows need full attention", got=f"{values['model_type']} with layers that do not see all tokens", do="set train.packing: none")
+    kinds, window = values.get("layer_types") or ("unnamed",), values.get("sliding_window")
+    windowed = any(kind != "full_attention" for kind in kinds)
+    if shared and windowed and window is not None and num_tokens > window:
+        raise ConfigError("packed rows need full attention", got=f"{values['model_type']} that looks back {window} tokens", do="set train.packing: none")

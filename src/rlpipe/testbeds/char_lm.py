@@ -46,7 +46,7 @@ class CharLM(Section):
     ffn: int = Field(128, ge=1)
     context: int = Field(256, ge=8)
     """Longest prompt and completion together, in characters."""
-    format_steps: int = Field(300, ge=0)
+    format_steps: int = Field(500, ge=0)
     batch: int = Field(64, ge=1)
     learning_rate: float = Field(3e-3, gt=0)
     seed: int = Field(0, ge=0)

@@ -40,7 +40,7 @@ def fit(config: Config, groups: Iterable[Group], *, policy_in: Path, evaluation_
         return _no_signal(config, policy_in, policy, signal, counts)
     backend = open_backend(config, start, groups)
     try:
-        updated = update(signal.groups, backend, config, version=start.version, round_index=round_index)
+        updated = update(signal.groups, backend, config, version=start.version, round_index=round_index, incoming=start.incoming)
         _save(config, backend, policy_in, policy, start, updated.version)
     finally:
         backend.close()

@@ -27,7 +27,7 @@ class Kl(Section):
     """With d = log policy - log reference: d, d^2 / 2, or exp(-d) - 1 + d."""
     placement: Literal["loss", "reward"] = "loss"
     reference: Literal["start", "incoming"] = "start"
-    """The start policy (kept in the policy folder), or the policy this round began with."""
+    """The start policy (kept in the policy folder), or the policy this round began with, which holds nothing back at a round's first optimizer step."""
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Kl:

@@ -26,6 +26,7 @@ class Start:
         version: policy version counted on from; that of the incoming policy, so that a version never names two sets of weights.
         champion: folder and version of the champion, with `start_from: champion`.
         optimizer: file with optimizer state that belongs to the weights, and the steps it has seen.
+        incoming: whether the weights are those of the incoming policy, the one tokens of its version were sampled with.
     """
 
     folder: Path
@@ -33,6 +34,7 @@ class Start:
     champion: tuple[Path, int] | None = None
     optimizer: Path | None = None
     optimizer_steps: int = 0
+    incoming: bool = True
 
 
 def find_start(policy_in: Path, evaluation_in: Path, start_from: Literal["latest", "champion"]) -> Start:
@@ -55,7 +57,7 @@ def find_start(policy_in: Path, evaluation_in: Path, start_from: Literal["latest
         raise ArtifactError(
             "the champion's weights are not in the policy folder", got=got, do="use train.start_from: champion from the first round on, or latest"
         )
-    return Start(policy_in / CHAMPION, version, (policy_in / CHAMPION, wanted))
+    return Start(policy_in / CHAMPION, version, (policy_in / CHAMPION, wanted), incoming=False)
 
 
 def champion_version(evaluation_in: Path) -> int:

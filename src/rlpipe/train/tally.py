@@ -45,7 +45,7 @@ class Tally:
     def numbers(self, seconds: float) -> dict[str, float | int | None]:
         """The report's numbers: means over tokens, `loss` and `grad_norm` (before the clip) means over optimizer steps."""
         num_tokens = sum(micro.num_tokens for micro in self.micros)
-        kls = [micro.kl for micro in self.micros if micro.kl is not None]
+        with_kl = [(micro.kl, micro.num_tokens) for micro in self.micros if micro.kl is not None]
         gaps = np.concatenate([micro.gaps for micro in self.micros] or [np.empty(0)])
         return {
             "optimizer_steps": self.num_steps,
@@ -55,7 +55,7 @@ class Tally:
             "clip_fraction": _ratio(sum(micro.num_clipped for micro in self.micros), num_tokens),
             "entropy": _ratio(sum(micro.entropy for micro in self.micros), num_tokens),
             "grad_norm": _ratio(sum(self.grad_norms), self.num_steps),
-            "kl": _ratio(sum(kls), num_tokens if kls else 0),
+            "kl": _ratio(sum(kl for kl, _ in with_kl), sum(count for _, count in with_kl)),
             "logprob_gap_max": float(gaps.max()) if len(gaps) else None,
             "logprob_gap_p95": float(np.quantile(gaps, 0.95)) if len(gaps) else None,
             "seconds_per_optimizer_step": _ratio(seconds, self.num_steps),

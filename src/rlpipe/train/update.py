@@ -31,7 +31,7 @@ class Updated:
     numbers: dict[str, float | int | None]
 
 
-def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, version: int, round_index: int) -> Updated:
+def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, version: int, round_index: int, incoming: bool = True) -> Updated:
     """Train `backend` on `groups`, `config.epochs` times over; the policy version goes up by one an optimizer step.
 
     Args:
@@ -40,6 +40,7 @@ def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, ve
         config: section `train`.
         version: of the weights the backend holds.
         round_index: goes into the order of groups.
+        incoming: whether these weights sampled the tokens of `version`, so that log-probs can be compared at the first step.
 
     Raises:
         TrainingError: a loss or gradient is not finite; names the optimizer step and the groups.
@@ -48,7 +49,7 @@ def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, ve
     steps = optimizer_steps([group.group_id for group in groups], config.groups_per_step, config.epochs, config.drop_last, (config.run.seed, round_index))
     for number, chosen in enumerate(steps):
         rate = learning_rate(config.learning_rate, version, config.warmup_steps)
-        optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if number == 0 else None)
+        optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if incoming and number == 0 else None)
         version += 1
     dropped = num_dropped(len(groups), config.groups_per_step, config.drop_last)
     return Updated(version, {**tally.numbers(time.monotonic() - began), "num_groups_dropped": dropped})

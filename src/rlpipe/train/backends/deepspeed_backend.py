@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlpipe.errors import EngineError
@@ -68,10 +69,12 @@ class DeepSpeedBackend:
         self.deepspeed = import_deepspeed()
         self.module, self.dtype = module, dtype
         self.parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
-        if not torch.distributed.is_initialized():
+        self.owns_process_group = not torch.distributed.is_initialized()
+        if self.owns_process_group:
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         client = torch.optim.AdamW(parameter_groups(self.parameters, optimizer.weight_decay), betas=optimizer.betas, eps=optimizer.eps)
-        self.engine, self.optimizer, _, _ = self.deepspeed.initialize(model=module, optimizer=client, config=_settings(zero_stage, optimizer))
+        with _only_process():
+            self.engine, self.optimizer, _, _ = self.deepspeed.initialize(model=module, optimizer=client, config=_settings(zero_stage, optimizer))
 
     def evaluate(self, batch: Batch, needs: Collection[str]) -> Evaluation:
         with autocast(self.module, self.dtype):
@@ -101,6 +104,7 @@ class DeepSpeedBackend:
         inner = self.optimizer.optimizer.state
         if not inner:
             return {}, 0
+        self._link_moments()
         state = self.deepspeed.utils.safe_get_full_optimizer_state
         tensors = {f"{moment}/{name}": state(value, moment) for name, value in self.parameters.items() for moment in MOMENTS}
         return tensors, max(int(entry["step"]) for entry in inner.values())
@@ -112,13 +116,32 @@ class DeepSpeedBackend:
         inner = self.optimizer.optimizer.state
         for partition in self.optimizer.single_partition_of_fp32_groups:
             inner[partition] = {"step": torch.tensor(float(num_steps)), **{moment: torch.zeros_like(partition) for moment in MOMENTS}}
-        self.optimizer._link_all_hp_params()
+        self._link_moments()
         for name, value in self.parameters.items():
             for moment in MOMENTS:
                 self.deepspeed.utils.safe_set_full_optimizer_state(value, tensors[f"{moment}/{name}"], moment)
 
+    def _link_moments(self) -> None:
+        """Let parameters find their moments. DeepSpeed does it after the first parameter group's first step, too early for the second."""
+        self.optimizer._hp_optimizer_states_linked = False
+        self.optimizer._lazy_init_hp_params_optimizer_state()
+
     def close(self) -> None:
         self.engine.destroy()
+        if self.owns_process_group:
+            self.deepspeed.comm.destroy_process_group()
+
+
+@contextmanager
+def _only_process() -> Iterator[None]:
+    """What a launcher would say, said only while the engine starts: other libraries read these names too."""
+    added = {name: value for name, value in (("LOCAL_RANK", "0"), ("RANK", "0"), ("WORLD_SIZE", "1")) if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _settings(zero_stage: int, optimizer: AdamW) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def optimizer_steps(keys: Sequence[Hashable], groups_per_step: int, epochs: int,
         for start in range(0, len(keys), groups_per_step):
             chosen = order[start : start + groups_per_step]
             if len(chosen) == groups_per_step or not drop_last:
-                yield [by_key[i] for i in chosen]
+                yield [by_key[i] for i in sorted(chosen)]
 
 
 def num_dropped(num_groups: int, groups_per_step: int, drop_last: bool) -> int:
