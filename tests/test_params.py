@@ -62,7 +62,7 @@ def test_shared_section_inside_a_step_is_refused() -> None:
 
 def test_wrong_type_lists_the_known_ones() -> None:
     raw = params.override(shipped(), ["train.advantage.type=grpoo"])
-    with pytest.raises(ConfigError, match="grpo.*dr_grpo"):
+    with pytest.raises(ConfigError, match=r"grpo.*dr_grpo"):
         steps.configs(raw)
 
 

@@ -95,7 +95,7 @@ def outcome(path: Path) -> str | None:
 
 def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
     """Write the manifest of `folder`, after all its files are on disk; returns it."""
-    files = {}
+    files: dict[str, dict[str, Any]] = {}
     for path in files_of(folder):
         sync(path)
         files[path.relative_to(folder).as_posix()] = {"sha256": sha256(path), "bytes": path.stat().st_size}

@@ -36,6 +36,7 @@ EXIT_CODES = """exit codes:
   7    the disk is full or cannot be written
   8    a generation engine or training backend failed or is not installed
   9    a loss, gradient or advantage is not finite
+  10   DVC could not record or find a version
   130  interrupted by Ctrl-C; the same command goes on
 """
 

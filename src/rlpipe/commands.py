@@ -34,8 +34,12 @@ def run_in(workdir: Path, params_file: Path | None, assignments: list[str], num_
     raw = workspace.prepare(workdir, params_file, assignments, num_rounds)
     with workspace.locked(workdir):
         session = Session(workdir, raw, fresh=fresh)
-        content = rounds.run(session)
-        session.tracker.finish("FINISHED")
+        finished = False
+        try:
+            content = rounds.run(session)
+            finished = True
+        finally:
+            session.finish("FINISHED" if finished else "FAILED")
     return content, session
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlpipe import artifact, layout, params, records
 from rlpipe.errors import ArtifactError
@@ -22,7 +22,15 @@ from rlpipe.steps import Step
 
 log = logging.getLogger("rlpipe")
 
-CHECKED = {"tasks": "tasks", "train_tasks": "tasks", "eval_tasks": "tasks", "trajectories": "trajectories", "kept": "kept", "scored": "scored"}
+Suite = Literal["tasks", "trajectories", "kept", "scored"]
+CHECKED: dict[str, Suite] = {
+    "tasks": "tasks",
+    "train_tasks": "tasks",
+    "eval_tasks": "tasks",
+    "trajectories": "trajectories",
+    "kept": "kept",
+    "scored": "scored",
+}
 """Artifacts that Great Expectations guards, and the suite of each."""
 
 
@@ -146,7 +154,7 @@ def _finish(call: Call, key: dict[str, Any], report: Report, partial: dict[str, 
     return fingerprints
 
 
-def _check(paths: dict[str, Path], *, role: str) -> None:
+def _check(paths: dict[str, Path], *, role: Literal["in", "out"]) -> None:
     from rlpipe import checks
 
     for name, path in paths.items():

@@ -30,8 +30,8 @@ RUN_REPORT = REPORTS / "run.json"
 
 CORE = ("artifact.py", "columns.py", "dataset.py", "params.py", "seeds.py", "step.py", "tasks.py", "trajectory.py", "verdict.py")
 CODE = {
-    "model": ("policies", "testbeds"),
-    "tasks": ("task_sources.py",),
+    "model": ("policies", "reasoning_gym_tasks.py", "task_sources.py", "testbeds"),
+    "tasks": ("reasoning_gym_tasks.py", "task_sources.py"),
     "start": ("start.py", "policies", "engines", "evaluate", "reward", "rollout"),
     "rollout": ("policies", "engines", "rollout"),
     "filter": ("filter",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from rlpipe import layout, records
@@ -69,6 +68,8 @@ def places(session: Session) -> str:
         "trajectories": layout.artifact_path("trajectories", last),
         "evaluation": layout.artifact_path("evaluation", last) / "evaluation.json",
         "report": layout.RUN_REPORT,
-        "tracking": Path(session.tracker.place) if session.tracker.enabled else None,
     }
-    return "\n".join(f"{name:>13}  {session.workdir / path if name != 'tracking' else path}" for name, path in lines.items() if path)
+    shown = {name: str(session.workdir / path) for name, path in lines.items()}
+    if session.tracker.enabled:
+        shown["tracking"] = session.tracker.place
+    return "\n".join(f"{name:>13}  {place}" for name, place in shown.items())

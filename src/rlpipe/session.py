@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rlpipe import artifact, layout, records, steps
+from rlpipe import artifact, layout, params, records, steps
 from rlpipe.execute import Call, execute, peak_memory_mb
-from rlpipe.tracking import Tracker
+from rlpipe.tracking import Tracker, TrackingConfig
 
 log = logging.getLogger("rlpipe")
 
@@ -49,7 +49,7 @@ class Session:
         records.write_run(self.workdir)
         return record
 
-    def make_tasks(self, split: str, out: Path | None = None) -> Path:
+    def make_tasks(self, split: Literal["train", "eval"], out: Path | None = None) -> Path:
         """Write the tasks of one split; the same bytes again change nothing."""
         from rlpipe import task_sources, tasks
 
@@ -90,7 +90,12 @@ class Session:
         start = artifact.read_manifest(self.workdir / layout.artifact_path("policy", 0))["fingerprint"]
         tasks = [artifact.sha256(self.workdir / path) for path in (layout.TRAIN_TASKS, layout.EVAL_TASKS)]
         key = hashlib.sha256(json.dumps([resolved, start, tasks], sort_keys=True).encode()).hexdigest()
-        return Tracker(self.configs["tracking"], self.workdir, key, resolved)
+        return Tracker(params.section(TrackingConfig, self.raw, "tracking"), self.workdir, key, resolved)
+
+    def finish(self, status: str) -> None:
+        """End the MLflow parent run, if this run came far enough to have one."""
+        if "tracker" in vars(self) or (self.workdir / layout.artifact_path("policy", 0) / artifact.MANIFEST).is_file():
+            self.tracker.finish(status)
 
     def _track(self, call: Call, record: dict[str, Any]) -> None:
         """Send one step's record to MLflow; after an evaluation also the policy and the champion."""

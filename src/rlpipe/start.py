@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rlpipe.evaluate import step as evaluate
 from rlpipe.reward import history as task_history
 from rlpipe.rollout.step import PROGRESS, initial_progress
 from rlpipe.step import In, Out, Report
+
+log = logging.getLogger("rlpipe")
 
 
 class Config(evaluate.Config):
@@ -24,7 +27,10 @@ def run(config: Config, *, model: In, train_tasks: In, eval_tasks: In, policy: O
     from rlpipe.evaluate.measuring import measure
 
     held_out = task_files.load(eval_tasks)
-    task_files.check_overlap(task_files.load(train_tasks), held_out)
+    training = task_files.load(train_tasks)
+    task_files.check_overlap(training, held_out)
+    for warning in task_files.overlap_warnings(training, held_out):
+        log.warning("%s", warning)
     make_policy(model, policy)
     artifact.write_json(progress / PROGRESS, initial_progress())
     task_history.empty(history)

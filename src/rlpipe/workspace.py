@@ -97,7 +97,7 @@ def _write_pipeline(workdir: Path) -> None:
 def _yaml() -> Any:
     from ruamel.yaml import YAML
 
-    yaml = YAML(typ="safe", pure=True)
+    yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
     yaml.width = 160

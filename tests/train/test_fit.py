@@ -141,7 +141,11 @@ def test_no_signal_passes_the_policy_on_byte_for_byte(tmp_path, policy_in, group
 
 
 def test_all_attempts_masked_is_no_signal_with_their_true_lengths(tmp_path, policy_in):
-    masked = [Group("g", tuple(replace(row, spans=tuple(replace(span, trained=False) for span in row.spans)) for row in group("g", ([9, 10, 11], 1.0), ([9, 10], 0.0))))]
+    masked = [
+        Group(
+            "g", tuple(replace(row, spans=tuple(replace(span, trained=False) for span in row.spans)) for row in group("g", ([9, 10, 11], 1.0), ([9, 10], 0.0)))
+        )
+    ]
     report, policy = train(tmp_path, config(), masked, policy_in)
     assert (report.outcome, report.reasons["no_trained_tokens"], report.numbers["completion_tokens_min"]) == ("no_signal", 2, 2)
     assert contents(policy) == contents(policy_in)

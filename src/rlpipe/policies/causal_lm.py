@@ -30,7 +30,7 @@ POLICY_MODULE = Path("modules/policy")
 NOT_KEPT = {"_name_or_path", "_model_name_or_path", "name_or_path", "transformers_version", "is_local", "local_files_only"}
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 NOT_COMPANIONS = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", artifact.MANIFEST}
-REWRITTEN = ("generation_config.json", "tokenizer_config.json")
+REWRITTEN = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)

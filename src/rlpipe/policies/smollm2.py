@@ -104,7 +104,7 @@ def _convert(gguf: Path, out: Path) -> None:
     model = LlamaForCausalLM(config)
     model.load_state_dict(loaded.state_dict(), strict=True)
     model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
     # safetensors writes files that only their owner may read; a volume is shared
     (out / "model.safetensors").chmod(0o644)

@@ -22,7 +22,7 @@ class Grpo(Estimator):
     type: Literal["grpo"] = "grpo"
     ddof: Literal[0, 1] = 1
     """0 divides the sum of squares by n (population), 1 by n-1 (sample)."""
-    eps: float = Field(1e-4, ge=0)
+    eps: float = Field(default=1e-4, ge=0)
     """Added to the standard deviation."""
 
     def of_group(self, rewards_G: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ class Clipped(Section):
     needs: ClassVar[tuple[str, ...]] = ("logprobs",)
 
     type: Literal["clipped"] = "clipped"
-    clip_low: float = Field(0.2, ge=0, le=1)
-    clip_high: float = Field(0.2, ge=0)
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    clip_high: float = Field(default=0.2, ge=0)
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Losses `[K]`."""
