@@ -24,11 +24,12 @@ def load(policy_folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 def cast_matrices(model: Any, dtype: torch.dtype) -> None:
     """Cast once what autocast would cast at every call, so that the numbers are those of a trainer that autocasts float32 weights.
 
-    Embeddings and norms stay float32; a head tied to the embeddings gets a copy of its own.
+    Embeddings, norms and the head stay float32.
     """
     from transformers.pytorch_utils import Conv1D
 
+    head = model.get_output_embeddings()
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear | Conv1D):
+        if module is not head and isinstance(module, torch.nn.Linear | Conv1D):
             for name, weight in list(module.named_parameters(recurse=False)):
                 setattr(module, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))

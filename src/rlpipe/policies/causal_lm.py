@@ -91,7 +91,26 @@ def load_module(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedMod
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, attn_implementation="sdpa", local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} holds no causal language model", got=" ".join(str(error).split())[:300]) from error
+    _keep_head_exact(module)
     return module.eval()
+
+
+def _keep_head_exact(module: PreTrainedModel) -> None:
+    """Compute logits in the head's own dtype under autocast too.
+
+    Logits near 20 are 0.125 apart in bfloat16: rounded there, sampling and training log-probs differ by up to 0.25
+    although the hidden states agree (the finding of MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.2).
+    """
+    import torch
+
+    head = module.get_output_embeddings()
+    forward = head.forward
+
+    def exact(hidden: torch.Tensor) -> Any:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return forward(hidden.to(head.weight.dtype))
+
+    head.forward = exact
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

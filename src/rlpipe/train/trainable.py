@@ -64,11 +64,11 @@ def mark(module: PreTrainedModel, trainable: All | LastLayers) -> frozenset[str]
 def hold_frozen_in_bfloat16(module: PreTrainedModel) -> None:
     """Keep frozen matrices in bfloat16 where that loses nothing, so that autocast need not cast them at every forward.
 
-    Norms, embeddings and a head tied to them stay float32, so that every number is what autocast on float32 weights gives.
+    Norms, embeddings and the head stay float32, so that every number is what autocast on float32 weights gives.
     """
     import torch
 
-    tables = {id(value) for value in module.get_input_embeddings().parameters()}
+    tables = {id(value) for table in (module.get_input_embeddings(), module.get_output_embeddings()) for value in table.parameters()}
     for part in module.modules():
         if isinstance(part, torch.nn.Linear):
             for value in part.parameters(recurse=False):
