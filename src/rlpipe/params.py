@@ -55,7 +55,7 @@ class Model(Section):
 
 SHARED = ("run", "model", "engine", "backend")
 STEPS = ("rollout", "filter", "reward", "train", "evaluate")
-TOP_LEVEL = (*SHARED, "tasks", *STEPS, "tracking", "rounds", "kubeflow")
+TOP_LEVEL = (*SHARED, "tasks", *STEPS, "tracking", "rounds")
 
 C = TypeVar("C", bound=BaseModel)
 PositiveInt = Annotated[int, Field(ge=1)]

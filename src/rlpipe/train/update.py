@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlpipe.errors import TrainingError
+from rlpipe.progress import track
 from rlpipe.train.backends import Backend
 from rlpipe.train.batching import MicroBatch, TrainGroup, micro_batches, weighted
 from rlpipe.train.losses import LossInputs
@@ -47,7 +48,7 @@ def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, ve
     """
     tally, began = Tally(), time.monotonic()
     steps = optimizer_steps([group.group_id for group in groups], config.groups_per_step, config.epochs, config.drop_last, (config.run.seed, round_index))
-    for number, chosen in enumerate(steps):
+    for number, chosen in enumerate(track(steps, total=len(steps), label="train")):
         rate = learning_rate(config.learning_rate, version, config.warmup_steps)
         optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if incoming and number == 0 else None)
         version += 1
