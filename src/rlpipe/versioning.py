@@ -32,24 +32,23 @@ class VersioningError(RlpipeError):
 
 
 def ensure_repo(workdir: Path) -> None:
-    """Make `workdir` part of a DVC workspace: the one it lies in, up to the root of its git repository, else a new one without git.
+    """Make `workdir` a DVC workspace of its own: without git, unless it is one already.
 
     Raises:
         StorageError: the folder cannot be written.
         VersioningError: DVC's files are damaged.
     """
     workdir = workdir.absolute()
-    root = _root(workdir)
     with _explained(workdir):
-        if root is None:
+        if not (workdir / ".dvc" / "config").is_file():
             _quiet()
             from dvc.repo import Repo
 
             with Repo.init(str(workdir), no_scm=True) as made, made.config.edit("repo") as config:
                 config["core"].update(CORE)
                 config["cache"]["type"] = CACHE_TYPES
-        elif not _in_git(root):
-            _do_without_git(root)
+        elif not _in_git(workdir):
+            _do_without_git(workdir)
 
 
 def commit(workdir: Path, stages: Sequence[str]) -> None:

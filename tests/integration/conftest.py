@@ -1,6 +1,5 @@
 """Whole runs of `configs/micro.yaml` in this process, shared by the tests that only look at them."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,3 @@ def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("micro")
     assert run(workdir) == 0
     return workdir
-
-
-@pytest.fixture
-def rlpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """The CLI in an empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    yield lambda *words: cli.main([str(word) for word in words])

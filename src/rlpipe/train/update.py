@@ -47,7 +47,8 @@ def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, ve
         TrainingError: a loss or gradient is not finite; names the optimizer step and the groups.
     """
     tally, began = Tally(), time.monotonic()
-    steps = optimizer_steps([group.group_id for group in groups], config.groups_per_step, config.epochs, config.drop_last, (config.run.seed, round_index))
+    order = (config.run.seed, round_index)
+    steps = list(optimizer_steps([group.group_id for group in groups], config.groups_per_step, config.epochs, config.drop_last, order))
     for number, chosen in enumerate(track(steps, total=len(steps), label="train")):
         rate = learning_rate(config.learning_rate, version, config.warmup_steps)
         optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if incoming and number == 0 else None)
