@@ -5,7 +5,7 @@ EXTRAS := all-cpu,dev
 CONSTRAINTS := constraints/cpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm run test lint types clean
+.PHONY: help install install-vllm run test lint types pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lint: install ## check style
 
 types: install ## check types
 	$(BIN)/mypy
+
+pins: install ## show that the pins resolve for Python 3.11 and 3.12
+	sh tools/pins.sh $(BIN)/uv $(CONSTRAINTS)
 
 clean: ## remove what runs made here, not .venv and not the models
 	rm -rf rounds reports tasks mlflow.db .rlpipe dvc.lock

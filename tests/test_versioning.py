@@ -1,6 +1,7 @@
 """A working folder as a DVC workspace, with the real DVC."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from rlpipe import versioning
 from rlpipe.errors import ArtifactError, StorageError
+from rlpipe.params import read_yaml
 
 DVC = Path(sys.executable).with_name("dvc")
 ROOT = Path(__file__).parents[1]
@@ -226,3 +228,28 @@ def test_a_lock_file_that_git_ignores_is_refused_in_words(tmp_path):
     (folder / ".gitignore").write_text("/rounds/\n/dvc.lock\n")
     with pytest.raises(versioning.VersioningError, match=r"dvc\.lock.* is git-ignored"):
         versioning.commit(folder, ["start"])
+
+
+def test_c01_a_default_changed_in_code_shows_as_a_changed_stage(tmp_path):
+    """In the repository's own `dvc.yaml` every stage depends on the code of its rooms and on its whole section."""
+    folder = tmp_path / "clone"
+    shutil.copytree(ROOT / "src/rlpipe", folder / "src/rlpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, folder / name)
+    for stage in read_yaml(ROOT / "dvc.yaml")["stages"].values():
+        for out in stage.get("do", stage)["outs"]:
+            place = folder / out.replace("${item.round}", "01")
+            place.mkdir(parents=True) if "tasks" not in out else place.parent.mkdir(exist_ok=True)
+            (place / "content" if "tasks" not in out else place).write_text("x")
+    params = folder / "params.yaml"
+    params.write_text(re.sub(r"rounds:\n.*", 'rounds:\n  - {round: "01", previous: "00"}\n', params.read_text(), flags=re.DOTALL))
+    versioning.ensure_repo(folder)
+    rooms = ["rollout@0", "filter@0", "reward@0", "train@0", "evaluate@0"]
+    versioning.commit(folder, ["model", "tasks", "start", *rooms])
+    assert versioning.status(folder) == {}
+    step = folder / "src/rlpipe/train/step.py"
+    step.chmod(0o644)
+    step.write_text(step.read_text().replace("warmup_steps: int = Field(0", "warmup_steps: int = Field(9"))
+    assert set(versioning.status(folder)) == {"train@0"}
+    params.write_text(params.read_text().replace("  temperature: 1.0\n", ""))
+    assert set(versioning.status(folder)) == {"train@0", "rollout@0"}

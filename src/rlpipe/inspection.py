@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from rlpipe import artifact, dataset
+from rlpipe.errors import ConfigError
 from rlpipe.trajectory import Trajectory
+
+DATASETS = ("trajectories", "kept", "scored")
 
 
 def summary(path: Path) -> str:
@@ -18,8 +21,11 @@ def summary(path: Path) -> str:
 
     Raises:
         ArtifactError: the folder is unfinished or damaged.
+        ConfigError: the artifact is of another kind.
     """
     manifest = artifact.read_manifest(path)
+    if manifest.get("artifact") not in DATASETS:
+        raise ConfigError(f"{path} is no trajectory dataset", got=manifest.get("artifact"), accepted=", ".join(DATASETS))
     statuses: Counter[str] = Counter()
     groups: set[str] = set()
     lengths: list[int] = []

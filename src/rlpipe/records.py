@@ -33,6 +33,15 @@ def read(workdir: Path, step: str, round_index: int) -> dict[str, Any] | None:
     return content
 
 
+def forget_after(workdir: Path, step: str, round_index: int) -> None:
+    """Drop the records of what came after a step that has other outputs now: they speak of a run that is no more."""
+    order = ("model", "start", *layout.ROUND_STEPS, "versioning")
+    for path in (workdir / layout.REPORTS).glob("[0-9][0-9]*/*.json"):
+        later = (int(path.parent.name), order.index(path.stem)) if path.stem in order else (round_index, -1)
+        if later > (round_index, order.index(step)):
+            path.unlink()
+
+
 @functools.cache
 def environment() -> dict[str, Any]:
     """Package versions, CPU and commit: what the bytes of a run may depend on besides inputs, params and code."""

@@ -46,6 +46,8 @@ class Session:
         before = records.read(self.workdir, name, round_index)
         record = execute(call, fresh=self.fresh, began=began, track=self._track if name != "model" else None)
         self._changed |= record != before
+        if before is None or before["outputs"] != record["outputs"]:
+            records.forget_after(self.workdir, name, round_index)
         records.write_run(self.workdir)
         return record
 

@@ -16,9 +16,28 @@ from rlpipe import artifact, cli, dataset, params
 from tests.integration.conftest import ARTIFACTS, MICRO, run
 
 ROW = set(
-    """round outcome greedy_accuracy num_eval_tasks sampled_reward optimizer_steps tokens_generated tokens_trained groups groups_with_signal
-    logprob_gap_max logprob_gap_p95 seconds seconds_rollout seconds_reward seconds_train seconds_evaluate seconds_overhead
-    peak_memory_mb policy_version""".split()
+    [
+        "round",
+        "outcome",
+        "greedy_accuracy",
+        "num_eval_tasks",
+        "sampled_reward",
+        "optimizer_steps",
+        "tokens_generated",
+        "tokens_trained",
+        "groups",
+        "groups_with_signal",
+        "logprob_gap_max",
+        "logprob_gap_p95",
+        "seconds",
+        "seconds_rollout",
+        "seconds_reward",
+        "seconds_train",
+        "seconds_evaluate",
+        "seconds_overhead",
+        "peak_memory_mb",
+        "policy_version",
+    ]
 )
 
 

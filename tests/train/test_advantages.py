@@ -22,29 +22,29 @@ def of(estimator, rewards, group_ids=None):
     return estimator(np.asarray(rewards, dtype=float), group_ids or ["g"] * len(rewards)).tolist()
 
 
-def test_one_usable_reward_has_no_siblings_to_beat():
+def test_a01_one_usable_reward_has_no_siblings_to_beat():
     for estimator in (Grpo(ddof=1), Grpo(ddof=0), DrGrpo(), Rloo()):
         np.testing.assert_array_equal(of(estimator, [NAN, NAN, NAN, 0.7]), [NAN, NAN, NAN, 0.0])
 
 
-def test_what_could_not_be_scored_is_not_in_the_mean():
+def test_a02_what_could_not_be_scored_is_not_in_the_mean():
     np.testing.assert_allclose(of(DrGrpo(), [1, 1, 0, NAN]), [1 / 3, 1 / 3, -2 / 3, NAN])
 
 
-def test_uneven_groups_are_centred_each_by_its_own_mean():
+def test_a05_uneven_groups_are_centred_each_by_its_own_mean():
     advantages = of(DrGrpo(), [1, 2, 3, 4, 10, 12, 5, 6, 7], [0, 0, 0, 0, 1, 1, 2, 2, 2])
     assert advantages == [-1.5, -0.5, 0.5, 1.5, -1, 1, -1, 0, 1]
     middle = of(DrGrpo(), [1, 2, 3, 4, 5, 5, 5, 7, 8, 9, 9], [0] * 4 + [1] * 3 + [2] * 4)[4:7]
     assert middle == [0, 0, 0]
 
 
-def test_exactly_one_normalisation():
+def test_a09_exactly_one_normalisation():
     estimator = Grpo(ddof=0, eps=0)
     assert of(estimator, [1, 0, 1, 1], list("aabb")) == [1, -1, 0, 0]
     assert of(estimator, [1, 0, 1, 1, 9, 3], list("aabbcc"))[:4] == [1, -1, 0, 0]
 
 
-def test_the_divisor_of_the_standard_deviation_is_stated():
+def test_a10_the_divisor_of_the_standard_deviation_is_stated():
     np.testing.assert_allclose(of(Grpo(ddof=0, eps=0), [0, 2]), [-1, 1])
     np.testing.assert_allclose(of(Grpo(ddof=1, eps=0), [0, 2]), [-0.7071, 0.7071], atol=1e-4)
     eight = [1, 1, 1, 0, 0, 0, 0, 0]
@@ -53,7 +53,7 @@ def test_the_divisor_of_the_standard_deviation_is_stated():
     np.testing.assert_allclose(of(Rloo(), eight)[::7], [0.7143, -0.4286], atol=1e-4)
 
 
-def test_grouping_goes_by_id_not_by_position():
+def test_a11_grouping_goes_by_id_not_by_position():
     rewards, ids = [1, 1, 0, 1], ["p1", "p2", "p1", "p2"]
     assert of(DrGrpo(), rewards, ids) == [0.5, 0, -0.5, 0]
     for seed in range(10):
@@ -73,7 +73,7 @@ def test_equal_rewards_give_exact_zeros():
 
 
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, Reinforce(baseline="batch_mean")])
-def test_an_infinite_reward_is_an_error(estimator):
+def test_a04_an_infinite_reward_is_an_error(estimator):
     with pytest.raises(TrainingError, match="not finite"), np.errstate(invalid="ignore"):
         of(estimator, [1, float("inf"), 0])
 
@@ -103,3 +103,11 @@ def test_advantages_follow_their_rows_and_no_group_touches_another(rows, seed, e
     only_a = [i for i, name in enumerate(ids) if name == "a"]
     np.testing.assert_allclose(of(estimator, [rewards[i] for i in only_a], ["a"] * len(only_a)), [advantages[i] for i in only_a], atol=1e-12)
     assert [np.isnan(value) for value in advantages] == [np.isnan(value) for value in rewards]
+
+
+def test_a04_one_unscored_reward_of_several_leaves_the_other_group_alone():
+    """A row with one of its two rewards unscored has no total; the other group's advantages are those of the clean run."""
+    clean = of(Grpo(), [1, 0.5, 1, 0, 0, 1, 1, 0.5], list("aaaabbbb"))
+    poisoned = of(Grpo(), [NAN, 0.5, 1, 0, 0, 1, 1, 0.5], list("aaaabbbb"))
+    assert poisoned[4:] == clean[4:]
+    assert np.isfinite(poisoned[1:]).all()

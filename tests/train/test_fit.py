@@ -140,7 +140,7 @@ def test_no_signal_passes_the_policy_on_byte_for_byte(tmp_path, policy_in, group
         assert report.numbers["completion_tokens_min"] == 1
 
 
-def test_all_attempts_masked_is_no_signal_with_their_true_lengths(tmp_path, policy_in):
+def test_a18_all_attempts_masked_is_no_signal_with_their_true_lengths(tmp_path, policy_in):
     masked = [
         Group(
             "g", tuple(replace(row, spans=tuple(replace(span, trained=False) for span in row.spans)) for row in group("g", ([9, 10, 11], 1.0), ([9, 10], 0.0)))

@@ -91,7 +91,7 @@ def test_packed_gradients_are_the_plain_ones(module: Any, aggregation: dict[str,
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda value: value["type"])
-def test_micro_batch_size_changes_nothing(module: Any, aggregation: dict[str, Any]) -> None:
+def test_a15_micro_batch_size_changes_nothing(module: Any, aggregation: dict[str, Any]) -> None:
     groups = train_groups(random_groups(4, seed=1), config())
     one, *others = [packed(module, groups, config(aggregation=aggregation, micro_batch=size)) for size in (1, 2, 4)]
     for other in others:

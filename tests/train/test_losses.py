@@ -22,14 +22,14 @@ from rlpipe.train.tally import MicroNumbers, Tally
 from tests.train.factories import attempt, config, group
 
 
-def test_each_aggregation_has_its_number():
+def test_a12_each_aggregation_has_its_number():
     losses = [[2.0] * 5, [10.0]]
     for aggregation, expected in ((TokenMean(), 20 / 6), (SequenceMean(), 6.0), (Constant(horizon=10), 1.0)):
         weights = aggregation(np.array([5, 1]))
         assert sum(weight * sum(row) for weight, row in zip(weights, losses, strict=True)) == pytest.approx(expected)
 
 
-def test_the_denominator_is_the_whole_steps():
+def test_a13_the_denominator_is_the_whole_steps():
     two, eight = TokenMean()(np.array([2, 8]))
     assert two * (1 + 1) + eight * 0 * 8 == pytest.approx(0.2)
 
@@ -52,7 +52,7 @@ def test_kl_estimators():
         assert float(kl.of(torch.from_numpy(policy), torch.from_numpy(reference))) == pytest.approx(expected)
 
 
-def test_kl_in_the_reward_reaches_every_token():
+def test_a26_kl_in_the_reward_reaches_every_token():
     settings = config(advantage={"type": "reinforce"}, kl={"coefficient": 0.1, "estimator": "k1", "placement": "reward"})
 
     def half_a_nat_below(groups):
@@ -70,7 +70,7 @@ def test_kl_in_the_reward_reaches_every_token():
         {"coefficient": 0.0},
     ],
 )
-def test_a_kl_without_effect_is_refused(values):
+def test_a26_a_kl_without_effect_is_refused(values):
     with pytest.raises(ValidationError):
         Kl(**values)
 
@@ -92,7 +92,7 @@ class FixedLogits:
         return lambda hidden: torch.tensor([2.0, 0.0]).expand(*hidden.shape[:-1], 2)
 
 
-def test_logprobs_are_those_of_the_logits_divided_by_the_temperature():
+def test_a21_logprobs_are_those_of_the_logits_divided_by_the_temperature():
     def logprob(temperature):
         sequence = ScoredSequence(np.array([1, 0]), np.array([False, True]), np.array([1.0, temperature]))
         return causal_lm.evaluate(FixedLogits(), collate(pack([sequence], 10)), ("logprobs", "entropy"))
@@ -123,7 +123,7 @@ def test_a_group_of_one_keeps_its_raw_reward_without_a_baseline():
     assert signal.groups[0].attempts[0].advantage == 0.7
 
 
-def test_metrics_average_what_is_there():
+def test_a18_metrics_average_what_is_there():
     def micro(kl):
         return MicroNumbers(loss=0.5, num_tokens=4, approx_kl=0.0, num_clipped=1, entropy=8.0, kl=kl, gaps=np.array([0.25, 0.5]))
 
