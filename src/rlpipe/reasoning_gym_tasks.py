@@ -12,8 +12,7 @@ from typing import Any
 
 from rlpipe import seeds, tasks
 from rlpipe.errors import ConfigError
-from rlpipe.task_sources import GENERATORS, Split, part
-from rlpipe.tasks import Task
+from rlpipe.tasks import PROCEDURAL, Split, Task, part
 
 DRAWS_PER_TASK = 50
 """Questions drawn for each task asked for before a generator counts as exhausted."""
@@ -74,7 +73,7 @@ def _gym() -> ModuleType:
 def _create(name: str, options: dict[str, Any], size: int, seed: int) -> Any:
     gym = _gym()
     if name not in gym.factory.DATASETS:
-        accepted = f"{', '.join(GENERATORS)}, a JSONL or Parquet file, or a reasoning-gym generator: {', '.join(sorted(gym.factory.DATASETS))}"
+        accepted = f"{', '.join(PROCEDURAL)}, a JSONL or Parquet file, or a reasoning-gym generator: {', '.join(sorted(gym.factory.DATASETS))}"
         raise ConfigError("unknown task source", got=name, accepted=accepted)
     for fixed in ("size", "seed"):
         if fixed in options:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlpipe import artifact
 from rlpipe import tasks as task_files
 from rlpipe.errors import ConfigError
-from rlpipe.evaluate import step as evaluate
+from rlpipe.evaluate.section import Config as EvaluateConfig
 from rlpipe.reward import history as task_history
 from rlpipe.rollout.step import PROGRESS, initial_progress
 from rlpipe.step import In, Out, Report
@@ -17,7 +17,7 @@ from rlpipe.step import In, Out, Report
 log = logging.getLogger("rlpipe")
 
 
-class Config(evaluate.Config):
+class Config(EvaluateConfig):
     """Section `evaluate`: the start policy is measured as every later one is."""
 
 

@@ -6,27 +6,23 @@ chooses among the problems of a part, so that no training seed can meet any eval
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import random
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from rlpipe import seeds, tasks
 from rlpipe.errors import ConfigError
 from rlpipe.params import Section, validated
-from rlpipe.tasks import Task
+from rlpipe.tasks import PROCEDURAL, Split, Task, part
 
-Split = Literal["train", "eval"]
 Numbers = tuple[int, ...]
 
-HELD_OUT_OF = 5
-"""One problem in this many is held out."""
 COUNTED_BELOW = 100_000
 GYM = "reasoning_gym:"
 
@@ -173,13 +169,7 @@ class Add(Generator):
         return str(sum(numbers))
 
 
-GENERATORS: dict[str, type[Generator]] = {kind.name: kind for kind in (MaxOfThree, SortThree, Add)}
-
-
-def part(problem: str) -> Split:
-    """The part a problem belongs to: decided by its sha256 and by nothing else."""
-    first = int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8], "big")
-    return "eval" if first % HELD_OUT_OF == 0 else "train"
+GENERATORS: dict[str, type[Generator]] = dict(zip(PROCEDURAL, (MaxOfThree, SortThree, Add), strict=True))
 
 
 def generator(name: str, options: Mapping[str, Any]) -> Generator:

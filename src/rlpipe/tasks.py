@@ -6,6 +6,7 @@ A task file is JSONL (one task a line) or Parquet with the columns `task_id`, `p
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,14 @@ from rlpipe.params import Section
 NGRAM = 8
 SHARED_NGRAMS = 0.8
 NAMED_ROWS = 20
+
+Split = Literal["train", "eval"]
+
+PROCEDURAL = ("max_of_three", "sort_three", "add")
+"""The generators of `rlpipe.task_sources`."""
+
+HELD_OUT_OF = 5
+"""Generated tasks: one problem in this many is held out."""
 
 
 class Message(TypedDict):
@@ -272,3 +281,9 @@ def _grams(text: str) -> list[str]:
     if len(words) >= NGRAM:
         return [" ".join(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)]
     return [text[i : i + NGRAM] for i in range(max(1, len(text) - NGRAM + 1))] if text else []
+
+
+def part(problem: str) -> Split:
+    """The part a problem belongs to: decided by its sha256 and by nothing else."""
+    first = int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8], "big")
+    return "eval" if first % HELD_OUT_OF == 0 else "train"

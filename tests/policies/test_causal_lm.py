@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError, ConfigError
-from rlpipe.policies import causal_lm
+from rlpipe.policies import causal_lm, fitness
 from rlpipe.policies.packing import ScoredSequence, collate, pack
 from tests.factories import tiny_model
 
@@ -94,7 +94,7 @@ def test_a_policy_without_readable_state_is_refused(tmp_path, state):
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "mistral"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_evaluation_agrees_with_the_families_own_forward(tmp_path, family, shared):
-    causal_lm.check_evaluation(causal_lm.load_module(tiny_model(tmp_path, family)), shared)
+    fitness.check_evaluation(causal_lm.load_module(tiny_model(tmp_path, family)), shared)
 
 
 def test_a_family_that_changes_its_logits_is_refused(tmp_path):
@@ -109,17 +109,17 @@ def test_a_family_that_changes_its_logits_is_refused(tmp_path):
 
     module.forward = softened
     with pytest.raises(ConfigError, match="model family llama cannot be evaluated"):
-        causal_lm.check_evaluation(module, shared=False)
+        fitness.check_evaluation(module, shared=False)
 
 
 def test_packed_rows_past_a_sliding_window_are_refused(tmp_path):
     module = causal_lm.load_module(tiny_model(tmp_path, "mistral"))
-    causal_lm.check_window(module, 8, shared=True)
-    causal_lm.check_window(module, 9, shared=False)
+    fitness.check_window(module, 8, shared=True)
+    fitness.check_window(module, 9, shared=False)
     with pytest.raises(ConfigError, match="packing: none"):
-        causal_lm.check_window(module, 9, shared=True)
+        fitness.check_window(module, 9, shared=True)
     with pytest.raises(ConfigError, match="at most 128"):
-        causal_lm.check_window(module, 129, shared=False)
+        fitness.check_window(module, 129, shared=False)
 
 
 def test_entropy_and_hidden_states_on_request(tmp_path):

@@ -19,8 +19,8 @@ from rlpipe.errors import ConfigError
 from rlpipe.rollout.building import Segment, assemble, attempt
 from rlpipe.rollout.generate import Origin, generate
 from rlpipe.rollout.prompts import Prompt, render
+from rlpipe.rollout.section import Config
 from rlpipe.rollout.selectors import Uniform, Visit
-from rlpipe.rollout.step import Config
 from rlpipe.tasks import Task
 from rlpipe.trajectory import Span
 from tests.factories import char_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlpipe import artifact, dataset
-from rlpipe.train.step import Config
+from rlpipe.train.section import Config
 from rlpipe.trajectory import Group, Span, Trajectory
 
 PROMPT = (5, 6, 7, 8)

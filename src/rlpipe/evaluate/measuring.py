@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlpipe.engines.base import Sampling
 from rlpipe.evaluate.results import TaskResult
-from rlpipe.evaluate.step import Config
+from rlpipe.evaluate.section import Config
 from rlpipe.policies import causal_lm
 from rlpipe.reward.scoring import Scorer
 from rlpipe.rollout.attempts import split_by_length

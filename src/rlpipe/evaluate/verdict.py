@@ -13,7 +13,9 @@ from rlpipe.evaluate import results as result_files
 from rlpipe.evaluate.gate import Decision
 from rlpipe.evaluate.measuring import Measurement
 from rlpipe.evaluate.results import CHAMPION, RESULTS, TaskResult
-from rlpipe.evaluate.step import EVALUATION, Config
+from rlpipe.evaluate.section import Config
+
+EVALUATION = "evaluation.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from rlpipe.policies import causal_lm
 from rlpipe.progress import track
 from rlpipe.rollout.generate import Origin, generate
 from rlpipe.rollout.prompts import Prompt, render
+from rlpipe.rollout.section import Config
 from rlpipe.rollout.selectors import Visit
-from rlpipe.rollout.step import Config
 from rlpipe.tasks import Task
 from rlpipe.trajectory import Group, Trajectory
 

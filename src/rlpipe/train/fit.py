@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlpipe import artifact
 from rlpipe.errors import NoSignalError
-from rlpipe.policies import causal_lm
+from rlpipe.policies import causal_lm, fitness
 from rlpipe.step import Report
 from rlpipe.train.backends import Backend
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
@@ -23,7 +23,7 @@ from rlpipe.trajectory import Group
 if TYPE_CHECKING:
     import torch
 
-    from rlpipe.train.step import Config
+    from rlpipe.train.section import Config
 
 
 def fit(config: Config, groups: Iterable[Group], *, policy_in: Path, evaluation_in: Path, policy: Path, round_index: int) -> Report:
@@ -52,8 +52,8 @@ def open_backend(config: Config, start: Start, groups: Iterable[Group]) -> Backe
     """The backend with the start's weights and, where it is kept, its optimizer state."""
     module = causal_lm.load_module(start.folder)
     shared = config.packing == "prefix"
-    causal_lm.check_window(module, max(len(trajectory.token_ids) for group in groups for trajectory in group), shared)
-    causal_lm.check_evaluation(module, shared)
+    fitness.check_window(module, max(len(trajectory.token_ids) for group in groups for trajectory in group), shared)
+    fitness.check_evaluation(module, shared)
     mark(module, config.trainable)
     if config.backend.dtype == "bfloat16":
         hold_frozen_in_bfloat16(module)

@@ -17,7 +17,7 @@ from rlpipe.train.lineage import Start, start_policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rlpipe.train.step import Config
+    from rlpipe.train.section import Config
 
 
 class Reference:

@@ -21,7 +21,7 @@ from rlpipe.train.tally import MicroNumbers, Tally
 if TYPE_CHECKING:
     import torch
 
-    from rlpipe.train.step import Config
+    from rlpipe.train.section import Config
 
 
 @dataclass(frozen=True, slots=True)
