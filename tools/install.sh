@@ -24,6 +24,10 @@ if ! pip install -q --no-deps "$torch"; then
   echo "install: $torch is not in the indexes pip knows; asking $cpu_index" >&2
   pip install -q --no-deps --extra-index-url "$cpu_index" "$torch"
 fi
+if [ "$extras" = all-cpu,dev ] && ! "$venv/bin/python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))'; then
+  echo "install: Python.h not found, so reasoning-gym (one of its parts is compiled) is left out; do: apt-get install python3-dev, then touch pyproject.toml && make install" >&2
+  extras=tracking,checks,versioning,kubeflow,deepspeed,lora,dev
+fi
 pip install -q -c "$constraints" -e ".[$extras]"
 
 if [ "$extras" = vllm ]; then

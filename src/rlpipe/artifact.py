@@ -122,8 +122,25 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def check_sizes(path: Path) -> None:
+    """Refuse an artifact of which a file is missing or of another size than its manifest says, without reading any.
+
+    Raises:
+        ArtifactError: names the first such file.
+    """
+    manifest = read_manifest(path)
+    for name in sorted(manifest["files"]):
+        _check_size(path, name, manifest)
+
+
 def check_file(path: Path, name: str, manifest: dict[str, Any]) -> None:
     """Refuse a file of an artifact that is missing, unknown to the manifest, or has another content."""
+    _check_size(path, name, manifest)
+    if sha256(path / name) != manifest["files"][name]["sha256"]:
+        raise ArtifactError(f"{path / name} is damaged", got="another sha256 than the manifest's", do="restore it with `dvc checkout` or run the step again")
+
+
+def _check_size(path: Path, name: str, manifest: dict[str, Any]) -> None:
     expected = manifest["files"].get(name)
     file = path / name
     if expected is None or not file.is_file():
@@ -134,8 +151,6 @@ def check_file(path: Path, name: str, manifest: dict[str, Any]) -> None:
         raise ArtifactError(
             f"{file} is damaged", got=f"{size} bytes", accepted=f"{expected['bytes']} bytes", do="restore it with `dvc checkout` or run the step again"
         )
-    if sha256(file) != expected["sha256"]:
-        raise ArtifactError(f"{file} is damaged", got="another sha256 than the manifest's", do="restore it with `dvc checkout` or run the step again")
 
 
 def write_text(path: Path, text: str) -> None:

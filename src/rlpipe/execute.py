@@ -107,6 +107,8 @@ def _input_key(name: str, path: Path) -> str:
         raise ArtifactError(f"input {name} not found", got=str(path), do="run the step that writes it")
     if name == "model" and not (path / artifact.MANIFEST).is_file():
         return artifact.folder_fingerprint(path)
+    if path.is_dir():
+        artifact.check_sizes(path)
     return artifact.content_key(path)
 
 
