@@ -6,6 +6,7 @@ code decide, so a second run writes the same bytes; clocks, hosts and versions g
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -81,7 +82,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ArtifactError(f"{file} is damaged", got=str(error), do="remove the folder and run the step again") from error
-    if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict) or manifest.get("schema_version") != SCHEMA_VERSION:
         got = manifest.get("schema_version") if isinstance(manifest, dict) else type(manifest).__name__
         raise ArtifactError(f"{file} has another schema version", got=got, accepted=SCHEMA_VERSION, do="run the step again with this version")
     return manifest
@@ -193,7 +194,10 @@ def copy_contents(source: Path, target: Path) -> None:
     for file in files_of(source):
         place = target / file.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
         try:
             os.link(file.resolve(), place)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
             shutil.copyfile(file, place)

@@ -6,6 +6,7 @@ found here, so that a message stays short whatever the rows hold. Empty is a fai
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
@@ -28,8 +29,7 @@ Kind = Literal["tasks", "trajectories", "kept", "scored"]
 NAMED_ROWS = 20
 ID_LENGTH = 200
 MAX_UNSCORED = 0.5
-"""Largest share of kept trajectories without a reward. `reward.max_unscorable` bounds the share of what was scored; groups
-that leave at the tail of reward can raise the share of the rest."""
+"""Largest share of rows without a reward; groups that leave at the tail of reward can raise it above `reward.max_unscorable`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +283,7 @@ def _expectations() -> dict[str, Any]:
     class ExpectEveryValueUnique(NullsFail, gxe.ExpectColumnValuesToBeUnique):
         """Unique, nulls counted."""
 
+    logging.getLogger("great_expectations").setLevel(logging.ERROR)
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_pandas(f"rlpipe-{uuid.uuid4().hex}")

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         message = (
             f"the disk is full or cannot be written ({error.strerror or error}); nothing unfinished is believed; do: free space and run the same command again"
@@ -128,8 +128,17 @@ Command = Callable[[str, str, Callable[[argparse.Namespace], "int | None"]], arg
 
 
 def _add_params(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--params", type=Path, metavar="FILE", help="params file (default: params.yaml of the folder, else the shipped one)")
-    parser.add_argument("--set", dest="assignments", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override one value; may be repeated")
+    parser.add_argument(
+        "--params", type=Path, metavar="FILE", help="params file (default: params.yaml of the folder, else the shipped one); `run` writes it into the folder"
+    )
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override one value; may be repeated; `run` writes it into the folder's params.yaml",
+    )
 
 
 def _add_run(command: Command) -> None:
@@ -160,6 +169,8 @@ def _add_step(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument(f"--{parameter.replace('_', '-')}", dest=parameter, type=Path, metavar="PATH", help=f"{direction} (default in round 1: {default})")
     parser.add_argument("--round-index", type=int, default=0 if name == "start" else 1, metavar="R", help="the round (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="run although it is finished")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = steps.described(step.signature.config, name)
     _add_params(parser)
 
 

@@ -31,8 +31,9 @@ def run_in(workdir: Path, params_file: Path | None, assignments: list[str], num_
 
     if num_rounds is not None and num_rounds < 1:
         raise ConfigError("--rounds needs a positive number", got=num_rounds)
-    raw = workspace.prepare(workdir, params_file, assignments, num_rounds)
+    workdir = workdir.resolve()
     with workspace.locked(workdir):
+        raw = workspace.prepare(workdir, params_file, assignments, num_rounds)
         session = Session(workdir, raw, fresh=fresh)
         finished = False
         try:
@@ -62,12 +63,14 @@ def repeat(options: Namespace) -> None:
 
 def step(name: str, options: Namespace, *, began: float) -> None:
     """`rlpipe <step>`: one step at the given places, or at those of its round."""
+    from rlpipe import workspace
     from rlpipe.session import Session
 
     session = Session(Path(), _params(options), fresh=options.fresh, began=began)
     signature = _signature(name)
     given = {key: value for key in signature if (value := vars(options)[key]) is not None}
-    session.call(name, options.round_index, given)
+    with workspace.locked(Path()):
+        session.call(name, options.round_index, given)
 
 
 def _signature(name: str) -> tuple[str, ...]:

@@ -113,15 +113,18 @@ def _input_key(name: str, path: Path) -> str:
 
 
 def _finished(call: Call, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of an earlier call with this key, if all its outputs stand."""
+    """The record of an earlier call with this key, if all its outputs stand as it left them."""
     record = records.read(call.workdir, call.step.name, call.round_index)
-    if record is None:
+    if record is None or any(record.get(name) != value for name, value in key.items()):
         return None
-    for path in call.outputs.values():
-        if not (path / artifact.MANIFEST).is_file():
+    for name, path in call.outputs.items():
+        try:
+            artifact.check_sizes(path)
+        except ArtifactError as error:
+            log.debug("step=%s state=unfinished reason=%s", call.step.name, error)
             return None
         manifest = artifact.read_manifest(path)
-        if any(manifest.get(name) != value for name, value in key.items()):
+        if manifest["fingerprint"] != record["outputs"].get(name) or any(manifest.get(part) != value for part, value in key.items()):
             return None
     return record
 
@@ -131,12 +134,21 @@ def _begin(call: Call, key: dict[str, Any], fresh: bool) -> dict[str, Path]:
     partial = {name: artifact.partial_path(path) for name, path in call.outputs.items()}
     for path in partial.values():
         mark = _mark(path)
-        if fresh or not mark.is_file() or json.loads(mark.read_text(encoding="utf-8")) != key:
+        if fresh or _read_mark(mark) != key:
             shutil.rmtree(path, ignore_errors=True)
             artifact.write_json(mark, key)
         path.mkdir(parents=True, exist_ok=True)
-        (path / artifact.MANIFEST).unlink(missing_ok=True)
+        for unfinished in (path / artifact.MANIFEST, *path.rglob(".*.partial")):
+            unfinished.unlink(missing_ok=True)
     return partial
+
+
+def _read_mark(mark: Path) -> Any:
+    """The key an unfinished folder was begun under; None if there is none or a kill cut it short."""
+    try:
+        return json.loads(mark.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _mark(partial: Path) -> Path:

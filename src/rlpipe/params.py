@@ -7,9 +7,9 @@ Sections that several steps use (`run`, `model`, `engine`, `backend`) stand once
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,7 +19,7 @@ from rlpipe.errors import ConfigError
 class Section(BaseModel):
     """Base of every section and every stateless method: frozen, unknown keys refused, defaults checked."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Stop(Section):
@@ -120,6 +120,9 @@ def check_top_level(raw: Mapping[str, Any]) -> None:
     for key in raw:
         if key not in TOP_LEVEL:
             raise ConfigError("unknown section in params", got=key, accepted=", ".join(TOP_LEVEL))
+    for name, content in raw.items():
+        if name != "rounds" and content is not None and not isinstance(content, Mapping):
+            raise ConfigError(f"section {name} must hold a mapping", got=repr(content)[:200])
     for step in STEPS:
         for shared in SHARED:
             if shared in (raw.get(step) or {}):
@@ -156,10 +159,32 @@ def _explained(error: ValidationError, name: str, config: type[BaseModel]) -> st
     for problem in error.errors(include_url=False):
         key = ".".join(str(part) for part in (name, *problem["loc"]))
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {key}; accepted in {name}: {', '.join(config.model_fields)}")
+            place = ".".join(str(part) for part in (name, *problem["loc"][:-1]))
+            accepted = [field for field in _model_at(config, problem["loc"][:-1]).model_fields if name not in STEPS or field not in SHARED]
+            lines.append(f"unknown key {key}; accepted in {place}: {', '.join(accepted)}")
         else:
             lines.append(f"{key}: {problem['msg']}; got {problem['input']!r}"[:500])
     return "\n".join(lines)
+
+
+def _model_at(config: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:
+    """The model that stands at a place in `config`: fields by name, members of a union by their `type`."""
+    found: list[type[BaseModel]] = [config]
+    for part in loc:
+        fields = [model.model_fields[part].annotation for model in found if part in model.model_fields]
+        if fields:
+            found = list(models_in(fields))
+        elif named := [model for model in found if "type" in model.model_fields and model.model_fields["type"].default == part]:
+            found = named
+    return found[0] if found else config
+
+
+def models_in(hints: Sequence[Any]) -> Iterator[type[BaseModel]]:
+    """The models in type hints, members of unions and elements of containers included."""
+    for hint in hints:
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            yield hint
+        yield from models_in(get_args(hint))
 
 
 def resolved(config: BaseModel) -> dict[str, Any]:

@@ -25,12 +25,13 @@ def write(workdir: Path, record: dict[str, Any]) -> None:
 
 
 def read(workdir: Path, step: str, round_index: int) -> dict[str, Any] | None:
-    """One step's record, None where that step has not run."""
+    """One step's record, None where that step has not run or its record is damaged."""
     path = workdir / layout.report_path(step, round_index)
-    if not path.is_file():
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    return content if isinstance(content, dict) and "outputs" in content else None
 
 
 def forget_after(workdir: Path, step: str, round_index: int) -> None:
@@ -73,14 +74,10 @@ def _commit() -> dict[str, Any]:
     return {"commit": head, "dirty": bool(dirty.strip())}
 
 
-def write_run(workdir: Path) -> dict[str, Any]:
-    """Make `reports/run.json` from the steps' records and return it."""
-    start = read(workdir, "start", 0)
-    rounds = []
-    for folder in sorted((workdir / layout.REPORTS).glob("[0-9][0-9]*")):
-        if int(folder.name) > 0 and (row := _round(workdir, int(folder.name))):
-            rounds.append(row)
-    content = {"start": _start(start), "rounds": rounds}
+def write_run(workdir: Path, num_rounds: int) -> dict[str, Any]:
+    """Make `reports/run.json` from the records of the first `num_rounds` rounds and return it."""
+    rows = [_round(workdir, index) for index in range(1, num_rounds + 1)]
+    content = {"start": _start(read(workdir, "start", 0)), "rounds": [row for row in rows if row]}
     artifact.write_json(workdir / layout.RUN_REPORT, content)
     return content
 
@@ -111,6 +108,7 @@ def _round(workdir: Path, round_index: int) -> dict[str, Any] | None:
         "round": round_index,
         "outcome": steps["evaluate"]["outcome"] or steps.get("train", {}).get("outcome") or "trained",
         "greedy_accuracy": evaluate.get("greedy_accuracy"),
+        "decision": None if steps["evaluate"]["outcome"] == "stopped" else "promote" if evaluate.get("promoted") else "hold",
         "num_eval_tasks": evaluate.get("num_eval_tasks"),
         "sampled_reward": reward.get("sampled_reward"),
         "optimizer_steps": train.get("optimizer_steps", 0),

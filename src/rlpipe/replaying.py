@@ -33,20 +33,27 @@ def merge(scored: Sequence[Path], out: Path) -> None:
 def replay(scored: Sequence[Path], policy: Path, out: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Train `policy` on `scored` under `train` of the params; the result is a finished policy at `out`.
 
-    The datasets' rounds lie behind or ahead of the policy, so the loss corrects by the sampling log-probs as ever.
+    Several datasets are one: their groups are mixed in one pass. Rounds that lie behind or ahead of the policy are
+    corrected for by the sampling log-probs, as ever. The run record lies in `<out>.reports`.
+
+    Raises:
+        ArtifactError: a dataset or the policy is unfinished or damaged.
+        ConfigError: two datasets hold the same group, or `out` is a place of the run itself.
     """
     from rlpipe import steps
     from rlpipe.execute import Call, execute
 
+    if "rounds" in out.absolute().parts[-4:]:
+        raise ConfigError("a replayed policy cannot take a round's place", got=str(out), do="give --out outside rounds/")
     work = artifact.partial_path(out.with_name(out.name + ".scored"))
     evaluation = policy.parent / "evaluation"
     shutil.rmtree(work, ignore_errors=True)
-    merge(scored, work)
     step = steps.load("train")
     rounds = [artifact.read_manifest(path).get("round") or 0 for path in scored]
     paths = {"scored": work, "policy_in": policy, "evaluation_in": evaluation, "policy": out}
-    call = Call(step, steps.configs(raw)["train"], paths, max(rounds), workdir=out.parent)
+    call = Call(step, steps.configs(raw)["train"], paths, max(rounds), workdir=out.with_name(out.name + ".reports"))
     try:
+        merge(scored, work)
         return execute(call, fresh=True)
     finally:
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)

@@ -18,7 +18,10 @@ COLUMNS = {
     "groups_with_signal": "groups with signal",
     "seconds_per_optimizer_step": "s/optimizer step",
     "seconds": "seconds",
+    "outcome": "outcome",
+    "decision": "decision",
 }
+NOTE = "greedy: held-out accuracy of the round's policy; sampled reward: of its trajectories, made by the policy before it"
 
 
 def run(session: Session) -> dict[str, Any]:
@@ -39,16 +42,18 @@ def run(session: Session) -> dict[str, Any]:
         for step in layout.ROUND_STEPS:
             session.call(step, index)
         session.commit(index, [f"{step}@{index - 1}" for step in layout.ROUND_STEPS])
-    return records.write_run(session.workdir)
+    return records.write_run(session.workdir, len(session.rounds))
 
 
 def table(content: dict[str, Any]) -> str:
     """The run as text: one line a round, the start policy as round 0."""
     start = content["start"] or {}
-    rows = [{"round": 0, "greedy_accuracy": start.get("greedy_accuracy"), "seconds": start.get("seconds")}, *content["rounds"]]
+    first = {"round": 0, "greedy_accuracy": start.get("greedy_accuracy"), "seconds": start.get("seconds"), "outcome": "start", "decision": "champion"}
+    rows = [first, *content["rounds"]]
     cells = [list(COLUMNS.values())] + [[_cell(name, row) for name in COLUMNS] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
-    return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells)
+    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
+    return "\n".join([*lines, "", NOTE])
 
 
 def _cell(name: str, row: dict[str, Any]) -> str:
@@ -57,7 +62,7 @@ def _cell(name: str, row: dict[str, Any]) -> str:
         return "-"
     if name == "groups_with_signal":
         return f"{value}/{row['groups']}"
-    return str(value) if isinstance(value, int) else f"{value:.3f}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def places(session: Session) -> str:
@@ -70,6 +75,6 @@ def places(session: Session) -> str:
         "report": layout.RUN_REPORT,
     }
     shown = {name: str(session.workdir / path) for name, path in lines.items()}
-    if session.tracker.enabled:
+    if session.tracker.enabled and not session.tracker.problems:
         shown["tracking"] = session.tracker.place
     return "\n".join(f"{name:>13}  {place}" for name, place in shown.items())

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rlpipe import artifact, layout, params, records, steps
 from rlpipe.execute import Call, execute, peak_memory_mb
 from rlpipe.tracking import Tracker, TrackingConfig
+from rlpipe.tracking_place import tracking_uri
 
 log = logging.getLogger("rlpipe")
 
@@ -27,13 +28,17 @@ class Session:
         fresh: run every step although it is finished.
 
     Raises:
-        ConfigError: the params are wrong.
+        ConfigError: the params or the tracking URI of the environment are wrong.
     """
 
     def __init__(self, workdir: Path, raw: Mapping[str, Any], *, fresh: bool = False, began: float | None = None) -> None:
         self.workdir, self.raw, self.fresh = workdir, raw, fresh
         self.configs = steps.configs(raw)
         self.rounds = steps.rounds(raw)
+        if self.configs["tracking"].model_dump()["enabled"]:
+            tracking_uri(workdir)
+        if _scores_otherwise(raw):
+            log.warning("evaluate.rewards=exact_match state=default reason=reward.rewards_scores_otherwise do=set_evaluate.rewards")
         self._began = began
         self._changed = False
 
@@ -48,7 +53,7 @@ class Session:
         self._changed |= record != before
         if before is None or before["outputs"] != record["outputs"]:
             records.forget_after(self.workdir, name, round_index)
-        records.write_run(self.workdir)
+        records.write_run(self.workdir, max(len(self.rounds), round_index))
         return record
 
     def make_tasks(self, split: Literal["train", "eval"], out: Path | None = None) -> Path:
@@ -77,12 +82,13 @@ class Session:
             "outcome": None,
             "numbers": {},
             "reasons": {},
+            "outputs": {},
             "seconds": seconds,
             "seconds_overhead": seconds,
             "peak_memory_mb": peak_memory_mb(),
         }
         records.write(self.workdir, record)
-        records.write_run(self.workdir)
+        records.write_run(self.workdir, max(len(self.rounds), round_index))
         self._changed = False
 
     @cached_property
@@ -127,3 +133,9 @@ class Session:
         from rlpipe import versioning
 
         return {"path": layout.relative(path, self.workdir), "fingerprint": fingerprint, "dvc": versioning.dvc_hash(path)}
+
+
+def _scores_otherwise(raw: Mapping[str, Any]) -> bool:
+    """Whether training is rewarded by something that evaluation, left at its default, does not look at."""
+    kinds = {reward.get("type") for reward in (raw.get("reward") or {}).get("rewards", ()) if isinstance(reward, Mapping)}
+    return bool(kinds) and "exact_match" not in kinds and "rewards" not in (raw.get("evaluate") or {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,9 @@ def configs(raw: Mapping[str, Any]) -> dict[str, BaseModel]:
 
 def _check_together(sections: Mapping[str, Any]) -> None:
     """Refuse combinations that no single section can see."""
+    model = sections["model"].model
+    if model.char_lm and model.path != "char-lm":
+        raise ConfigError("model.char_lm is set for another model", got=model.path, accepted="char-lm", do="remove model.char_lm (--set model.char_lm={})")
     attempts, advantage = sections["rollout"].num_attempts, sections["train"].advantage
     if attempts < 2 and advantage.needs_siblings:
         raise ConfigError(
@@ -109,3 +114,34 @@ def rounds(raw: Mapping[str, Any]) -> list[dict[str, str]]:
 def round_list(count: int) -> list[dict[str, str]]:
     """`rounds` for this many rounds."""
     return [{"round": layout.round_name(i), "previous": layout.round_name(i - 1)} for i in range(1, count + 1)]
+
+
+def described(config: type[BaseModel], name: str) -> str:
+    """The keys of a step's section as text: name, what it takes, default, and what the docstring below the field says."""
+    lines = [f"keys of section {'evaluate' if name == 'start' else name} in params.yaml (shared ones stand at the top level):"]
+    for key, field in config.model_fields.items():
+        default = "required" if field.is_required() else f"default {_default(field.get_default(call_default_factory=True))}"
+        lines.append(f"  {key}: {_accepted(field.annotation)}; {default}")
+        if field.description:
+            lines.append(f"      {field.description}")
+    return "\n".join(lines)
+
+
+def _accepted(hint: Any) -> str:
+    """`int`, `float | None`, or every member of a union with its keys: `grpo {ddof, eps} | rloo {}`."""
+    members = list(params.models_in([hint]))
+    if not members:
+        return re.sub(r"Annotated\[(\w+), [^\]]*\]+\)*\]", r"\1", str(hint.__name__ if isinstance(hint, type) else hint)).replace("typing.", "")
+    return " | ".join(f"{_kind(member)} {{{', '.join(key for key in member.model_fields if key != 'type')}}}" for member in members)
+
+
+def _kind(member: type[BaseModel]) -> str:
+    return str(member.model_fields["type"].default) if "type" in member.model_fields else ""
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, tuple):
+        value = [entry.model_dump(mode="json") if isinstance(entry, BaseModel) else entry for entry in value]
+    return json.dumps(value)

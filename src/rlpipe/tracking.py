@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import Field
 
 from rlpipe import layout
-from rlpipe.params import Section
-from rlpipe.tracking_place import check_reachable, tracking_uri, without_user
+from rlpipe.params import SHARED, Section
+from rlpipe.tracking_place import check_reachable, quiet, reason, silence, tracking_uri, without_user
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,6 +31,8 @@ log = logging.getLogger("rlpipe")
 T = TypeVar("T")
 
 CHAMPION = "champion"
+COURSE = ("sampled_reward", "loss", "approx_kl", "entropy", "clip_fraction", "grad_norm", "mean_completion_tokens", "num_groups_with_signal", "seconds")
+"""What the parent shows over the rounds, whichever step reports it, besides all that evaluate measures."""
 MAX_PARAMS_PER_BATCH = 100
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
@@ -91,13 +93,15 @@ class Tracker:
         inputs: Mapping[str, Mapping[str, str | None]],
         params: Mapping[str, Any],
     ) -> None:
-        """Send a step's report to its round's run, and what evaluate measured to the parent as well, one point a round.
+        """Send a step's report to its round's run; with evaluate's, the round's point of every course goes to the parent.
+
+        Sets runs that had ended as FAILED or KILLED to RUNNING again.
 
         Args:
             report_numbers: None is left out; what is not finite is left out and counted as `<step>/non_finite`.
             reasons: counts, sent as `<step>/reason/<name>`.
             inputs: by artifact name, each with `path`, `fingerprint` (sha256) and `dvc` (hash).
-            params: the step's resolved section.
+            params: the step's resolved section; sent only where it differs from the run's params, which the parent has.
         """
         self._send(f"{step} of round {round_index}", lambda: self._log_step(step, round_index, report_numbers, reasons, inputs, params))
 
@@ -105,6 +109,8 @@ class Tracker:
         self, round_index: int, policy_folder: Path, *, policy_version: int, fingerprint: str, dvc: str | None, metrics: Mapping[str, Any]
     ) -> str | None:
         """Register a policy, or find the version that this run registered with the same fingerprint; ends the round's run.
+
+        With the last of the params' rounds the parent ends too, since steps in processes of their own have no end of the run.
 
         Returns:
             The registered model's version, or None where it could not be sent.
@@ -118,7 +124,7 @@ class Tracker:
         self._send(f"alias {CHAMPION}", lambda: self._client().set_registered_model_alias(self._config.registered_model, CHAMPION, version))
 
     def finish(self, status: str = "FINISHED") -> None:
-        """End the runs this process wrote to; `status` is MLflow's (FINISHED, FAILED, KILLED)."""
+        """End the parent, if this process wrote to it and it has not ended, and the round in progress; `status` is MLflow's (FINISHED, FAILED, KILLED)."""
         if self._parent_id:
             self._send(f"status {status}", lambda: self._finish(status))
 
@@ -130,11 +136,12 @@ class Tracker:
             self.problems.append(what)
             return None
         try:
-            return send()
+            with quiet():
+                return send()
         except Exception as error:  # mlflow, requests, urllib3 and sqlalchemy share no base class
             self._failed = True
             self.problems.append(what)
-            log.warning("tracking=off place=%s what=%r error=%s: %s", self.place, what, type(error).__name__, without_user(str(error)).splitlines()[0][:300])
+            log.warning("tracking=off place=%s what=%r error=%s", self.place, what, reason(error))
             return None
 
     def _client(self) -> MlflowClient:
@@ -146,14 +153,37 @@ class Tracker:
     def _log_step(self, step: str, round_index: int, numbers: Mapping[str, Any], reasons: Mapping[str, int], inputs: Any, params: Mapping[str, Any]) -> None:
         metrics = self._metrics(step, round_index, {**numbers, **{f"reason/{name}": count for name, count in reasons.items()}})
         client, child = self._client(), self._child(round_index)
-        self._log_params(child, {step: params}, metrics)
+        self._log_params(child, {"round": round_index, **self._differing(step, params)}, metrics)
         if step in ("start", "evaluate"):
-            client.log_batch(self._parent(), metrics=self._metrics("evaluate", round_index, numbers))
+            course = self._course(child, round_index) if step == "evaluate" else []
+            client.log_batch(self._parent(), metrics=[*course, *self._metrics("evaluate", round_index, numbers)])
         client.log_inputs(child, [self._dataset(step, name, artifact) for name, artifact in inputs.items()])
 
+    def _course(self, child: str, round_index: int) -> list[Metric]:
+        """Read back from the round's run, since the steps before evaluate may have reported from other processes."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        found = {name: value for name, value in self._client().get_run(child).data.metrics.items() if not name.startswith("evaluate/")}
+        return [Metric(name, value, now, round_index) for name, value in found.items() if name.partition("/")[2] in COURSE]
+
+    def _differing(self, step: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """A step's params that are not the run's, by the names they have there; `start` takes evaluate's."""
+        section, known = "evaluate" if step == "start" else step, dict(_flat(self._params))
+        named = {name if name.split(".")[0] in SHARED else f"{section}.{name}": value for name, value in _flat(params)}
+        return {name: value for name, value in named.items() if name not in known or known[name] != value}
+
     def _finish(self, status: str) -> None:
-        for run_id in (*self._children.values(), self._parent_id):
+        """Only the round in progress fails with the run: one left earlier was up to date from there on."""
+        *left, current = [*self._children.values()] or [None]
+        for run_id in left:
+            self._client().set_terminated(run_id)
+        for run_id in filter(None, (current, self._parent_id)):
             self._client().set_terminated(run_id, status)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._children, self._parent_id, self._parent_is_new = {}, "", False
 
     def _log_params(self, run_id: str, params: Mapping[str, Any], metrics: list[Metric] | None = None) -> None:
         from mlflow.entities import Param
@@ -209,8 +239,14 @@ class Tracker:
             wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
             found = self._client().search_runs([self._experiment], wanted, max_results=1, order_by=["attributes.start_time ASC"])
             if found:
-                return str(found[0].info.run_id), False
+                return self._going_on(found[0].info.run_id, found[0].info.status), False
         return str(self._client().create_run(self._experiment, tags=tags, run_name=name).info.run_id), True
+
+    def _going_on(self, run_id: str, status: str) -> str:
+        """A run that failed is RUNNING again; one that is FINISHED stays so, since a step run again need not lead to another evaluation."""
+        if status not in ("RUNNING", "FINISHED"):
+            self._client().update_run(run_id, status="RUNNING")
+        return run_id
 
     def _register(self, round_index: int, folder: Path, tags: dict[str, str], metrics: Mapping[str, Any]) -> str:
         client, name, child = self._client(), self._config.registered_model, self._child(round_index)
@@ -221,6 +257,10 @@ class Tracker:
         else:
             version = str(client.create_model_version(name, self._source(folder, tags, child), run_id=child, tags={**tags, **_accuracy(metrics)}).version)
         client.set_terminated(child)
+        del self._children[round_index]
+        if 0 < round_index == len(self._params.get("rounds", ())):
+            client.set_terminated(self._parent())
+            self._forget()
         return version
 
     def _source(self, folder: Path, tags: dict[str, str], child: str) -> str:
@@ -273,8 +313,7 @@ def _open(uri: str, timeout: int) -> MlflowClient:
         "DO_NOT_TRACK": "true",
     }.items():
         os.environ.setdefault(name, str(value))
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     from mlflow import MlflowClient
 
+    silence()  # importing it sets the level of its logger
     return MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)

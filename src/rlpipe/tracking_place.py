@@ -1,11 +1,14 @@
-"""Where MLflow tracks to, and whether it can be reached; without importing it."""
+"""Where MLflow tracks to, whether it can be reached, and what is said when it cannot; without importing it."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +17,8 @@ from rlpipe.errors import ConfigError
 URI = "MLFLOW_TRACKING_URI"
 SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+LOGGERS = ("alembic", "mlflow", "urllib3")
+MAX_REASON_LENGTH = 120
 
 
 def tracking_uri(workdir: Path) -> str:
@@ -50,3 +55,31 @@ def check_reachable(uri: str, timeout: float) -> None:
         connection.close()
     elif scheme in PORTS and parts.hostname:
         socket.create_connection((parts.hostname, parts.port or PORTS[scheme]), timeout).close()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within it MLflow and the libraries below it log nothing: what they fail at is said once, by the one who asked."""
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    silence()
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def silence() -> None:
+    """Set the levels of `quiet`; for what sets them back inside it."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+def reason(error: BaseException) -> str:
+    """Class and one short sentence of an error, of the operating system's below it where there is one: the libraries between repeat themselves."""
+    shown, below = error, error.__cause__ or error.__context__
+    while below is not None:
+        shown = below if isinstance(below, OSError) else shown
+        below = below.__cause__ or below.__context__
+    first = next(iter(without_user(str(shown)).strip().splitlines()), "").split(". ")[0]
+    return f"{type(shown).__name__}: {first if len(first) <= MAX_REASON_LENGTH else first[: MAX_REASON_LENGTH - 1] + '…'}"

@@ -69,9 +69,9 @@ def _write_params(workdir: Path, source: Path, raw: dict[str, Any]) -> None:
         present = params.read_yaml(own)
         if present == raw or present == steps.resolved(raw):
             return
-        if not own.read_text(encoding="utf-8").startswith(MARK):
-            own.replace(own.with_suffix(".yaml.orig"))
-            log.info("params=%s state=replaced kept=%s.orig", PARAMS, PARAMS)
+        kept = next(place for i in range(1, 1000) if not (place := own.with_name(f"{PARAMS}.{i}.orig")).exists())
+        own.replace(kept)
+        log.info("params=%s state=replaced kept=%s", PARAMS, kept.name)
     text = StringIO()
     _yaml().dump(steps.resolved(raw), text)
     artifact.write_text(own, MARK + text.getvalue())
@@ -114,7 +114,10 @@ def locked(workdir: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     place = workdir / ".rlpipe" / "lock"
-    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError("the working folder is not a folder", got=str(workdir), do="give another --workdir") from error
     try:
         with FileLock(place, timeout=0):
             yield

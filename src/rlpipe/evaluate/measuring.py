@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlpipe.engines.base import Sampling
+from rlpipe.errors import ConfigError
 from rlpipe.evaluate.results import TaskResult
 from rlpipe.evaluate.section import Config
 from rlpipe.policies import causal_lm
@@ -33,6 +34,7 @@ def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: in
         policy: a policy folder, finished or not.
 
     Raises:
+        ConfigError: more than `config.max_unscorable` of the prompts do not fit the model.
         ScorerError: more than `config.max_unscorable` of the completions could not be scored.
     """
     scorer = Scorer(config.reward_section)
@@ -41,6 +43,10 @@ def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: in
     asked = [render(tokenizer, task, f"{round_index:02d}/eval/{task.task_id}") for task in tasks]
     with config.engine.model_copy(update={"chunk_groups": config.chunk_groups}).open(policy, config.run.threads) as engine:
         prompts, rejected = split_by_length(asked, config.max_new_tokens, engine.max_length)
+        if len(rejected) > config.max_unscorable * len(asked):
+            got = f"{len(rejected)} of {len(asked)} prompts, the first of {rejected[0]['num_tokens']} tokens"
+            accepted = f"a prompt and evaluate.max_new_tokens ({config.max_new_tokens}) within {engine.max_length} tokens together"
+            raise ConfigError("evaluation tasks do not fit the model", got=got, accepted=accepted, do="lower evaluate.max_new_tokens or shorten the prompts")
 
         def attempts(temperature: float, num_attempts: int) -> list[Group]:
             sampling = Sampling(config.max_new_tokens, temperature, config.stop)

@@ -48,6 +48,7 @@ def run(config: Config, *, trajectories: In, kept: Out, round_index: int) -> Rep
         },
         reasons=dict(sorted(tally.reasons.items())),
         outcome=artifact.outcome(trajectories) or (None if num_kept else "no_signal"),
+        facts={"dropped": dict(sorted(tally.reasons.items()))},
     )
 
 

@@ -82,17 +82,31 @@ def load_module(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedMod
         ConfigError: the folder is missing or holds no causal language model.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     _check_folder(folder, "config.json")
     logging.disable_progress_bar()
+    module: PreTrainedModel
+    found: dict[str, Any]
     try:
-        module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32, attn_implementation="sdpa", local_files_only=True)
-    except (OSError, ValueError) as error:
+        module, found = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            folder, dtype=dtype or torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no causal language model", got=" ".join(str(error).split())[:300]) from error
+    _check_loaded(folder, found)
     _keep_head_exact(module)
     return module.eval()
+
+
+def _check_loaded(folder: Path, found: Mapping[str, Any]) -> None:
+    """Refuse weights that are not the config's: transformers would draw what is missing at random."""
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
+        if names := sorted(str(name) for name in found.get(problem) or ()):
+            got = f"{problem.replace('_', ' ')}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+            raise ConfigError(f"the weights in {folder} are not those of its config.json", got=got, do="use a folder whose weights and config belong together")
 
 
 def _keep_head_exact(module: PreTrainedModel) -> None:
@@ -124,7 +138,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     _check_folder(folder, "tokenizer_config.json")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder} has no usable tokenizer", got=" ".join(str(error).split())[:300]) from error
 
 

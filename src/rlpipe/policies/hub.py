@@ -19,7 +19,6 @@ def snapshot(model: str, patterns: Sequence[str]) -> Path:
         ConfigError: the hub has no such model or revision, or does not let this user have it.
         EngineError: the hub cannot be reached.
     """
-    import httpx
     from huggingface_hub import errors, snapshot_download
 
     name, _, revision = model.partition("@")
@@ -29,7 +28,7 @@ def snapshot(model: str, patterns: Sequence[str]) -> Path:
         raise ConfigError(
             "no such model on the Hugging Face hub, or no access to it", got=model, do="check model.path; set HF_TOKEN for a gated model"
         ) from error
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, errors.HTTPError) as error:
         raise EngineError(
             "the Hugging Face hub cannot be reached and its cache does not hold the model",
             got=f"{model} ({type(error).__name__})",

@@ -35,6 +35,7 @@ def run(config: Config, *, kept: In, tasks: In, history_in: In, scored: Out, his
         numbers={**scoring.numbers(), "num_written": num_written},
         reasons=scoring.reasons(),
         outcome=artifact.outcome(kept) or (None if num_written else "no_signal"),
+        facts={"dropped": {**artifact.read_manifest(kept).get("facts", {}).get("dropped", {}), **scoring.reasons()}},
     )
 
 

@@ -189,11 +189,15 @@ def judged(scorer: Scorer, arguments: tuple[Any, ...]) -> Outcome:
         return Outcome(0.0, "limit", reason(limit))
     except MemoryError:
         return Outcome(None, "memory")
-    except (Exception, SystemExit) as error:  # the one boundary to scorers: whatever they raise is "could not score"
+    except BaseException as error:  # the one boundary to scorers: whatever they raise is "could not score"
         return Outcome(None, "error", reason(error))
 
 
 def reason(error: BaseException) -> str:
     """`ExceptionType: short text`, on one line, the same in every process."""
-    text = re.sub(r"0x[0-9a-fA-F]+", "0x…", " ".join(str(error).split()))
+    try:
+        said = str(error)
+    except BaseException:  # of the same boundary: an exception whose text raises too
+        said = "without a text"
+    text = re.sub(r"0x[0-9a-fA-F]+", "0x…", " ".join(said.split()))
     return f"{type(error).__name__}: {text}"[:MAX_REASON].encode(errors="replace").decode()

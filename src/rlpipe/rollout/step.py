@@ -9,6 +9,7 @@ from typing import Any
 
 from rlpipe import artifact
 from rlpipe import tasks as task_files
+from rlpipe.errors import ConfigError
 from rlpipe.rollout.section import Config
 from rlpipe.rollout.selectors import Visit
 from rlpipe.step import In, Out, Report
@@ -31,6 +32,10 @@ def run(
     with config.engine.open(policy, config.run.threads) as engine:
         rollout = attempts.Rollout(config, engine, policy, round_index)
         prompts, rejected = rollout.prompts([(known[visit.task_id], visit) for visit in visits])
+        if not prompts:
+            got = f"{len(rejected)} prompts, the first of {rejected[0]['num_tokens']} tokens"
+            accepted = f"a prompt and rollout.max_new_tokens ({config.max_new_tokens}) within {engine.max_length} tokens together"
+            raise ConfigError("no task of this round fits the model", got=got, accepted=accepted, do="lower rollout.max_new_tokens or shorten the prompts")
         rollout.make(prompts, trajectories)
     counts = attempts.gather(trajectories, len(prompts), config.engine.chunk_groups)
     artifact.write_json(progress / PROGRESS, {"round": round_index, "selector": {"type": config.selector.type, "state": state}})

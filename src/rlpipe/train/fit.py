@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlpipe import artifact
@@ -15,7 +16,7 @@ from rlpipe.step import Report
 from rlpipe.train.backends import Backend
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
 from rlpipe.train.reference import Reference
-from rlpipe.train.signal import Signal, find_signal
+from rlpipe.train.signal import find_signal
 from rlpipe.train.trainable import hold_frozen_in_bfloat16, mark
 from rlpipe.train.update import update
 from rlpipe.trajectory import Group
@@ -26,8 +27,20 @@ if TYPE_CHECKING:
     from rlpipe.train.section import Config
 
 
-def fit(config: Config, groups: Iterable[Group], *, policy_in: Path, evaluation_in: Path, policy: Path, round_index: int) -> Report:
-    """Train `policy_in` on groups, from one dataset or several, and write `policy`; see `rlpipe.train.step.run`."""
+def fit(
+    config: Config,
+    groups: Iterable[Group],
+    *,
+    policy_in: Path,
+    evaluation_in: Path,
+    policy: Path,
+    round_index: int,
+    dropped: Mapping[str, int] = MappingProxyType({}),
+) -> Report:
+    """Train `policy_in` on groups, from one dataset or several, and write `policy`; see `rlpipe.train.step.run`.
+
+    `dropped` says how many trajectories and groups the steps before took out, and why, for the message when nothing is left.
+    """
     import torch
 
     torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
@@ -37,7 +50,8 @@ def fit(config: Config, groups: Iterable[Group], *, policy_in: Path, evaluation_
     signal = find_signal(groups, config, reference)
     counts: dict[str, float | int | None] = {**_lengths(groups), "num_groups": len(groups), "num_groups_with_signal": len(signal.groups)}
     if not signal.groups or (config.drop_last and len(signal.groups) < config.groups_per_step):
-        return _no_signal(config, policy_in, policy, signal, counts)
+        _stop_without_signal(config, {"num_groups": len(groups), **dropped, **signal.reasons})
+        return pass_on(policy_in, policy, "no_signal", {**counts, "num_groups_dropped": len(signal.groups)}, signal.reasons)
     backend = open_backend(config, start, groups)
     try:
         updated = update(signal.groups, backend, config, version=start.version, round_index=round_index, incoming=start.incoming)
@@ -74,11 +88,10 @@ def pass_on(policy_in: Path, policy: Path, outcome: str, numbers: dict[str, floa
     return Report({**counts, **numbers}, reasons or {}, outcome, {"policy_version": version, "policy_version_in": version})
 
 
-def _no_signal(config: Config, policy_in: Path, policy: Path, signal: Signal, counts: dict[str, float | int | None]) -> Report:
+def _stop_without_signal(config: Config, counts: Mapping[str, int]) -> None:
     if config.run.no_signal == "stop":
-        got = ", ".join(f"{name}={count}" for name, count in {"num_groups": counts["num_groups"], **signal.reasons}.items())
+        got = ", ".join(f"{name}={count}" for name, count in counts.items() if count or name == "num_groups")
         raise NoSignalError("no group can teach anything", got=got, do="use easier or harder tasks or more attempts, or set run.no_signal: keep")
-    return pass_on(policy_in, policy, "no_signal", {**counts, "num_groups_dropped": len(signal.groups)}, signal.reasons)
 
 
 def _lengths(groups: list[Group]) -> dict[str, float | int | None]:

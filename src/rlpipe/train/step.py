@@ -24,4 +24,6 @@ def run(config: Config, *, scored: In, policy_in: In, evaluation_in: In, policy:
     outcome = artifact.outcome(scored)
     if outcome == "stopped":
         return pass_on(policy_in, policy, outcome, {"num_groups": 0})
-    return fit(config, dataset.read_groups(scored), policy_in=policy_in, evaluation_in=evaluation_in, policy=policy, round_index=round_index)
+    dropped = artifact.read_manifest(scored).get("facts", {}).get("dropped", {})
+    groups = dataset.read_groups(scored)
+    return fit(config, groups, policy_in=policy_in, evaluation_in=evaluation_in, policy=policy, round_index=round_index, dropped=dropped)
