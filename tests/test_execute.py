@@ -138,3 +138,53 @@ def test_fingerprint_leaves_the_manifest_out_and_reads_the_files(call, tmp_path:
     assert artifact.fingerprint(folder) == before
     (folder / "0.txt").write_text("zz")
     assert artifact.fingerprint(folder) != before
+
+
+def test_a_record_of_other_params_is_not_believed(call, tmp_path: Path) -> None:
+    """As after a kill between the outputs and the record."""
+    execute(call())
+    old = (tmp_path / "reports/01/toy.json").read_text()
+    execute(call(text="c"))
+    (tmp_path / "reports/01/toy.json").write_text(old)
+    calls.clear()
+    assert execute(call(text="c"))["params"]["text"] == "c"
+    assert calls == ["run", "0", "1", "2"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}"])
+def test_a_damaged_record_or_mark_is_as_none(call, tmp_path: Path, content: str) -> None:
+    execute(call())
+    (tmp_path / "reports/01/toy.json").write_text(content)
+    (tmp_path / "rounds/01/.copy.partial.key").write_text(content)
+    calls.clear()
+    execute(call())
+    assert calls == ["run", "0", "1", "2"]
+
+
+def test_what_a_kill_left_of_a_manifest_is_not_part_of_the_artifact(call, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="stopped"):
+        execute(call(fail_after=2))
+    for name in (".manifest.json.partial", "manifest.json", ".0.txt.partial"):
+        (tmp_path / "rounds/01/.copy.partial" / name).write_text("half")
+    with pytest.raises(OSError, match="stopped"):
+        execute(call(fail_after=2))
+    assert sorted(path.name for path in (tmp_path / "rounds/01/.copy.partial").iterdir()) == ["0.txt", "1.txt"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "manifest"])
+def test_a_damaged_output_is_made_again(call, tmp_path: Path, damage: str) -> None:
+    execute(call())
+    place = tmp_path / "rounds/01/copy" / ("manifest.json" if damage == "manifest" else "1.txt")
+    place.unlink()
+    if damage != "gone":
+        place.write_text("x")
+    execute(call())
+    artifact.verify(tmp_path / "rounds/01/copy")
+
+
+def test_contents_are_copied_over_what_an_interrupted_copy_left(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x.txt").write_text("x")
+    for _ in range(2):
+        artifact.copy_contents(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b/x.txt").read_text() == "x"

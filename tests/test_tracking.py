@@ -1,6 +1,7 @@
 """MLflow with a real sqlite store, and with servers that are not there (cases D02, D04)."""
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from rlpipe import layout, params, steps
 from rlpipe.errors import ConfigError
 from rlpipe.tracking import Tracker, TrackingConfig
-from rlpipe.tracking_place import tracking_uri, without_user
+from rlpipe.tracking_place import differing, quiet, reason, tracking_uri, without_user
 
 NUMBERS = {"greedy_accuracy": 0.5, "num_eval_tasks": 200}
 PARAMS = {"run": {"seed": 0}, "train": {"learning_rate": 1e-5, "betas": [0.9, 0.95], "kl": None}}
 KEY = "a" * 64
+PARENT = "tags.`rlpipe.role` = 'run'"
+EVALUATED = ("evaluate/greedy_accuracy", "evaluate/seconds")
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +57,16 @@ def runs(workdir, text=""):
     return store.search_runs([store.get_experiment_by_name("rlpipe").experiment_id], text)
 
 
+def one(workdir, text):
+    """The only run that `text` finds."""
+    (found,) = runs(workdir, text)
+    return found
+
+
+def statuses(workdir):
+    return {run.info.run_name: run.info.status for run in runs(workdir)}
+
+
 def inputs(path="rounds/00/policy"):
     return {"policy": {"path": path, "fingerprint": "b" * 64, "dvc": "c" * 32 + ".dir"}}
 
@@ -73,7 +87,7 @@ def test_one_parent_and_one_child_a_round_whichever_process_asks(workdir):
     assert sorted(run.data.tags["rlpipe.round"] for run in children) == ["1", "2"]
     first = next(run for run in children if run.data.tags["rlpipe.round"] == "1")
     assert first.data.metrics == {"rollout/num_groups": 4, "rollout/reason/truncated": 2, "train/num_groups": 4, "train/reason/truncated": 2}
-    assert first.data.params == {"rollout.num_tasks": "4", "train.num_tasks": "4"}
+    assert first.data.params == {"round": "1", "rollout.num_tasks": "4", "train.num_tasks": "4"}
 
 
 def test_another_key_is_another_run(workdir):
@@ -89,6 +103,39 @@ def test_evaluations_draw_a_course_over_rounds_in_the_parent(workdir):
     parent = runs(workdir, "tags.`rlpipe.role` = 'run'")[0].info.run_id
     course = client(workdir).get_metric_history(parent, "evaluate/greedy_accuracy")
     assert [(point.step, point.value) for point in course] == [(0, 0.25), (1, 0.5)]
+
+
+def test_the_round_s_course_reaches_the_parent_with_evaluate_whichever_process_asks(workdir):
+    reports = {
+        "rollout": {"mean_completion_tokens": 7.5, "num_trajectories": 16, "seconds": 2},
+        "reward": {"sampled_reward": 0.25, "num_groups_with_signal": 3, "num_scored": 16},
+        "train": {"loss": -0.5, "approx_kl": 0.125, "entropy": 2, "clip_fraction": 0, "grad_norm": 1.5, "optimizer_steps": 2},
+        "evaluate": {"greedy_accuracy": 0.5, "seconds": 4},
+    }
+    for round_index in (1, 2):
+        for step, numbers in reports.items():
+            tracker(workdir).log_step(step, round_index, numbers, {}, {}, {})
+    parent = one(workdir, PARENT)
+    kept = ("rollout/mean_completion_tokens", "rollout/seconds", "reward/sampled_reward", "reward/num_groups_with_signal")
+    assert set(parent.data.metrics) == {*kept, *(f"train/{name}" for name in reports["train"] if name != "optimizer_steps"), *EVALUATED}
+    course = client(workdir).get_metric_history(parent.info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in course] == [(1, -0.5), (2, -0.5)]
+
+
+def test_a_child_carries_its_round_and_no_params_of_the_parent(workdir):
+    params = {"run": {"seed": 0}, "train": {"learning_rate": 1e-5}, "evaluate": {"num_attempts": 2}}
+    tracked = tracker(workdir, params=params)
+    tracked.log_step("train", 1, {}, {}, {}, {"run": {"seed": 0}, "learning_rate": 1e-5})
+    tracked.log_step("start", 0, {}, {}, {}, {"run": {"seed": 0}, "num_attempts": 2})
+    assert one(workdir, "tags.`rlpipe.round` = '1'").data.params == {"round": "1"}
+    assert one(workdir, "tags.`rlpipe.round` = '0'").data.params == {"round": "0"}
+    assert one(workdir, PARENT).data.params == {"run.seed": "0", "train.learning_rate": "1e-05", "evaluate.num_attempts": "2"}
+
+
+def test_every_step_s_resolved_section_is_among_the_run_s_params():
+    raw = params.read_yaml(Path("configs/micro.yaml"))
+    for step in ("start", *layout.ROUND_STEPS):
+        assert differing(step, params.resolved(steps.config(step, raw)), steps.resolved(raw)) == {}
 
 
 def test_inputs_are_datasets_with_path_and_hash(workdir):
@@ -229,6 +276,65 @@ def test_finish_ends_parent_and_children(workdir):
     tracked.log_step("train", 1, {}, {}, {}, {})
     tracked.finish("FAILED")
     assert {run.info.status for run in runs(workdir)} == {"FAILED"}
+
+
+def test_the_last_round_s_policy_ends_the_parent_whichever_process_asks(workdir):
+    rounds = {"rounds": [{"round": "01", "previous": "00"}, {"round": "02", "previous": "01"}]}
+    for round_index, status in ((0, "RUNNING"), (1, "RUNNING"), (2, "FINISHED")):
+        tracker(workdir, params=rounds).log_step("evaluate", round_index, {}, {}, {}, {})
+        register(tracker(workdir, params=rounds), workdir, fingerprint=str(round_index) * 64, round_index=round_index)
+        assert one(workdir, PARENT).info.status == status
+    tracker(workdir, params=rounds).log_step("train", 2, {}, {}, {}, {})
+    assert statuses(workdir) == {"rlpipe-aaaaaaaa": "FINISHED", "round 00": "FINISHED", "round 01": "FINISHED", "round 02": "FINISHED"}
+
+
+def test_the_end_in_one_process_stands_whatever_fails_after_it(workdir):
+    tracked = tracker(workdir, params={"rounds": [{"round": "01", "previous": "00"}]})
+    register(tracked, workdir)
+    tracked.finish("FAILED")
+    assert tracked.problems == []
+    assert statuses(workdir) == {"rlpipe-aaaaaaaa": "FINISHED", "round 01": "FINISHED"}
+
+
+def test_a_failure_marks_only_the_round_in_progress_until_the_run_goes_on(workdir):
+    rounds = {"rounds": [{"round": "01", "previous": "00"}]}
+    tracked = tracker(workdir, params=rounds)
+    tracked.log_step("start", 0, {}, {}, {}, {})
+    register(tracked, workdir, fingerprint="0" * 64, round_index=0)
+    tracked.log_step("rollout", 1, {}, {}, {}, {})
+    tracked.finish("FAILED")
+    assert statuses(workdir) == {"rlpipe-aaaaaaaa": "FAILED", "round 00": "FINISHED", "round 01": "FAILED"}
+    again = tracker(workdir, params=rounds)
+    again.log_step("train", 1, {}, {}, {}, {})
+    assert statuses(workdir) == {"rlpipe-aaaaaaaa": "RUNNING", "round 00": "FINISHED", "round 01": "RUNNING"}
+    register(again, workdir)
+    assert statuses(workdir) == {"rlpipe-aaaaaaaa": "FINISHED", "round 00": "FINISHED", "round 01": "FINISHED"}
+
+
+def test_a_dead_server_is_said_in_one_short_line(tmp_path):
+    code = f"""
+from pathlib import Path
+from rlpipe.tracking import Tracker, TrackingConfig
+Tracker(TrackingConfig(), Path({str(tmp_path)!r}), "a" * 64, {{}}).log_step("train", 1, {{}}, {{}}, {{}}, {{}})
+"""
+    port = closed_port()
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60, capture_output=True, text=True)
+    refused = "ConnectionRefusedError: [Errno 111] Connection refused"
+    assert done.stderr.splitlines() == [f"tracking=off place=http://127.0.0.1:{port} what='train of round 1' error={refused}"]
+
+
+def test_a_reason_is_one_sentence_of_at_most_120_characters():
+    assert reason(ValueError("no such model. Try another\nSELECT 1")) == "ValueError: no such model"
+    assert reason(ValueError("x" * 500)) == f"ValueError: {'x' * 119}…"
+    assert reason(ValueError()) == "ValueError: "
+
+
+def test_silence_ends_with_the_boundary(caplog):
+    with quiet():
+        logging.getLogger("urllib3.connectionpool").warning("inside")
+    logging.getLogger("urllib3.connectionpool").warning("outside")
+    assert caplog.messages == ["outside"]
 
 
 def test_switched_off(tmp_path):

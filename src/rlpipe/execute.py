@@ -92,13 +92,15 @@ def execute(call: Call, *, fresh: bool = False, began: float | None = None, trac
 
 
 def _key(call: Call) -> dict[str, Any]:
-    """What decides the bytes of a step's outputs."""
+    """What decides the bytes of a step's outputs; `own_code` only where there is some."""
+    own_code = call.config.own_code((call.workdir, Path.cwd()))
     return {
         "step": call.step.name,
         "round": call.round_index,
         "inputs": {name: _input_key(name, path) for name, path in call.inputs.items()},
         "params": params.resolved(call.config),
         "code": layout.code_hash(call.step.name),
+        **({"own_code": own_code} if own_code else {}),
     }
 
 

@@ -21,6 +21,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    def own_code(self, folders: Sequence[Path]) -> dict[str, str]:
+        """Content hashes of the user's own code that this section names, by `package.module:Name`; `folders` are searched after `sys.path`."""
+        return {}
+
 
 class Stop(Section):
     """Stop when `metric` of the evaluation has stood at `target` or above for `patience` rounds."""

@@ -12,15 +12,15 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field
 
 from rlpipe import layout
-from rlpipe.params import SHARED, Section
-from rlpipe.tracking_place import check_reachable, quiet, reason, silence, tracking_uri, without_user
+from rlpipe.params import Section
+from rlpipe.tracking_place import check_reachable, differing, flat, public, quiet, reason, tracking_uri, without_user
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -153,7 +153,7 @@ class Tracker:
     def _log_step(self, step: str, round_index: int, numbers: Mapping[str, Any], reasons: Mapping[str, int], inputs: Any, params: Mapping[str, Any]) -> None:
         metrics = self._metrics(step, round_index, {**numbers, **{f"reason/{name}": count for name, count in reasons.items()}})
         client, child = self._client(), self._child(round_index)
-        self._log_params(child, {"round": round_index, **self._differing(step, params)}, metrics)
+        self._log_params(child, {"round": round_index, **differing(step, params, self._params)}, metrics)
         if step in ("start", "evaluate"):
             course = self._course(child, round_index) if step == "evaluate" else []
             client.log_batch(self._parent(), metrics=[*course, *self._metrics("evaluate", round_index, numbers)])
@@ -167,18 +167,12 @@ class Tracker:
         found = {name: value for name, value in self._client().get_run(child).data.metrics.items() if not name.startswith("evaluate/")}
         return [Metric(name, value, now, round_index) for name, value in found.items() if name.partition("/")[2] in COURSE]
 
-    def _differing(self, step: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """A step's params that are not the run's, by the names they have there; `start` takes evaluate's."""
-        section, known = "evaluate" if step == "start" else step, dict(_flat(self._params))
-        named = {name if name.split(".")[0] in SHARED else f"{section}.{name}": value for name, value in _flat(params)}
-        return {name: value for name, value in named.items() if name not in known or known[name] != value}
-
     def _finish(self, status: str) -> None:
         """Only the round in progress fails with the run: one left earlier was up to date from there on."""
-        *left, current = [*self._children.values()] or [None]
-        for run_id in left:
+        children = [*self._children.values()]
+        for run_id in children[:-1]:
             self._client().set_terminated(run_id)
-        for run_id in filter(None, (current, self._parent_id)):
+        for run_id in (*children[-1:], self._parent_id):
             self._client().set_terminated(run_id, status)
         self._forget()
 
@@ -188,10 +182,10 @@ class Tracker:
     def _log_params(self, run_id: str, params: Mapping[str, Any], metrics: list[Metric] | None = None) -> None:
         from mlflow.entities import Param
 
-        flat = [Param(name, self._public(value)[:MAX_PARAM_LENGTH]) for name, value in _flat(params)]
-        self._client().log_batch(run_id, metrics=metrics or [], params=flat[:MAX_PARAMS_PER_BATCH])
-        for start in range(MAX_PARAMS_PER_BATCH, len(flat), MAX_PARAMS_PER_BATCH):
-            self._client().log_batch(run_id, params=flat[start : start + MAX_PARAMS_PER_BATCH])
+        sent = [Param(name, public(value, self._workdir)[:MAX_PARAM_LENGTH]) for name, value in flat(params)]
+        self._client().log_batch(run_id, metrics=metrics or [], params=sent[:MAX_PARAMS_PER_BATCH])
+        for start in range(MAX_PARAMS_PER_BATCH, len(sent), MAX_PARAMS_PER_BATCH):
+            self._client().log_batch(run_id, params=sent[start : start + MAX_PARAMS_PER_BATCH])
 
     def _metrics(self, step: str, round_index: int, numbers: Mapping[str, Any]) -> list[Metric]:
         from mlflow.entities import Metric
@@ -206,7 +200,7 @@ class Tracker:
     def _dataset(self, step: str, name: str, artifact: Mapping[str, str | None]) -> DatasetInput:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        source = {"path": self._public(artifact["path"]), "sha256": artifact["fingerprint"], "dvc": artifact["dvc"]}
+        source = {"path": public(artifact["path"], self._workdir), "sha256": artifact["fingerprint"], "dvc": artifact["dvc"]}
         digest = str(artifact["dvc"] or artifact["fingerprint"])[:MAX_DIGEST_LENGTH]
         return DatasetInput(Dataset(name, digest, "dvc", json.dumps(source)), [InputTag("mlflow.data.context", step)])
 
@@ -278,27 +272,11 @@ class Tracker:
                 self._client().create_registered_model(name)
             self._model_exists = True
 
-    def _public(self, value: Any) -> str:
-        """A value as text without a password, and without a path of this machine."""
-        text = without_user(str(value))
-        if text.startswith(("/", "~")):
-            text = layout.relative(Path(text).expanduser(), self._workdir)
-        return text.replace(str(self._workdir), ".")
-
 
 def _accuracy(metrics: Mapping[str, Any]) -> dict[str, str]:
     """What evaluate measured, as a tag of the version; a version is registered whatever the numbers are."""
     value = metrics.get("greedy_accuracy")
     return {"greedy_accuracy": f"{value:.6g}"} if value is not None and math.isfinite(value) else {}
-
-
-def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested params as `section.key`; an empty mapping is a value."""
-    for name, value in params.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _open(uri: str, timeout: int) -> MlflowClient:
@@ -315,5 +293,6 @@ def _open(uri: str, timeout: int) -> MlflowClient:
         os.environ.setdefault(name, str(value))
     from mlflow import MlflowClient
 
-    silence()  # importing it sets the level of its logger
+    for name in ("alembic", "mlflow"):  # after the import, which sets a level itself
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     return MlflowClient(tracking_uri=uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)

@@ -1,4 +1,4 @@
-"""Where MLflow tracks to, whether it can be reached, and what is said when it cannot; without importing it."""
+"""Where MLflow tracks to, whether it can be reached, what is said when it cannot, and how params are sent; without importing it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 import re
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from rlpipe import layout
 from rlpipe.errors import ConfigError
+from rlpipe.params import SHARED
 
 URI = "MLFLOW_TRACKING_URI"
 SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-LOGGERS = ("alembic", "mlflow", "urllib3")
 MAX_REASON_LENGTH = 120
 
 
@@ -45,6 +47,30 @@ def without_user(text: str) -> str:
     return re.sub(r"(\w://)[^/@\s]*@", r"\1", text)
 
 
+def public(value: Any, workdir: Path) -> str:
+    """A value as text without a password, and without a path of this machine."""
+    text = without_user(str(value))
+    if text.startswith(("/", "~")):
+        text = layout.relative(Path(text).expanduser(), workdir)
+    return text.replace(str(workdir), ".")
+
+
+def flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested params as `section.key`; an empty mapping is a value."""
+    for name, value in params.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def differing(step: str, params: Mapping[str, Any], run_params: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's params that are not the run's, by the names they have there; `start` takes evaluate's."""
+    section, known = "evaluate" if step == "start" else step, dict(flat(run_params))
+    named = {name if name.split(".")[0] in SHARED else f"{section}.{name}": value for name, value in flat(params)}
+    return {name: value for name, value in named.items() if name not in known or known[name] != value}
+
+
 def check_reachable(uri: str, timeout: float) -> None:
     """Fail at once where MLflow would try for minutes: it retries a database it cannot open fifteen times."""
     parts = urlsplit(uri)
@@ -59,20 +85,15 @@ def check_reachable(uri: str, timeout: float) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it MLflow and the libraries below it log nothing: what they fail at is said once, by the one who asked."""
-    levels = {name: logging.getLogger(name).level for name in LOGGERS}
-    silence()
+    """Within it urllib3, which others use too, logs nothing: what it fails at is said once, by the one who asked."""
+    logger = logging.getLogger("urllib3")
+    kept = logger.handlers, logger.propagate
+    # not the level: each change of one walks over every logger of the process
+    logger.handlers, logger.propagate = [logging.NullHandler()], False
     try:
         yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-def silence() -> None:
-    """Set the levels of `quiet`; for what sets them back inside it."""
-    for name in LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        logger.handlers, logger.propagate = kept
 
 
 def reason(error: BaseException) -> str:

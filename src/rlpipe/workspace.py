@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rlpipe import artifact, params, steps
+from rlpipe import artifact, layout, params, steps
 from rlpipe.errors import ConfigError
 
 log = logging.getLogger("rlpipe")
 
 PARAMS, PIPELINE = "params.yaml", "dvc.yaml"
+OWN_REWARDS = ("reward", "start", "evaluate")
+"""Stages that score with the user's own code."""
 MARK = "# Written by rlpipe run.\n"
 
 
@@ -55,7 +58,7 @@ def prepare(workdir: Path, given: Path | None, assignments: Sequence[str], num_r
     steps.configs(raw)
     workdir.mkdir(parents=True, exist_ok=True)
     _write_params(workdir, source, raw)
-    _write_pipeline(workdir)
+    _write_pipeline(workdir, raw)
     from rlpipe import versioning
 
     versioning.ensure_repo(workdir)
@@ -77,21 +80,51 @@ def _write_params(workdir: Path, source: Path, raw: dict[str, Any]) -> None:
     artifact.write_text(own, MARK + text.getvalue())
 
 
-def _write_pipeline(workdir: Path) -> None:
-    """Write the shipped `dvc.yaml` without its deps on rlpipe's source, where the folder has none."""
+def _write_pipeline(workdir: Path, raw: dict[str, Any]) -> None:
+    """Write the shipped `dvc.yaml`, its deps on rlpipe's source replaced by those on the user's files; one written by hand is left alone."""
     own = workdir / PIPELINE
-    if own.is_file():
+    present = own.read_text(encoding="utf-8") if own.is_file() else None
+    if present is not None and not present.startswith(MARK):
         return
     content = params.read_yaml(shipped(PIPELINE))
-    for stage in content["stages"].values():
+    user_files = _user_files(workdir, raw)
+    for name, stage in content["stages"].items():
         body = stage.get("do", stage)
-        body["deps"] = [dep for dep in body.get("deps", []) if not dep.startswith("src/")]
+        body["deps"] = [dep for dep in body.get("deps", []) if not dep.startswith("src/")] + user_files.get(name, [])
         if not body["deps"]:
             del body["deps"]
     text = StringIO()
     _yaml().dump(content, text)
+    if present == MARK + text.getvalue():
+        return
     artifact.write_text(own, MARK + text.getvalue())
     log.info("pipeline=%s state=written", PIPELINE)
+
+
+def _user_files(workdir: Path, raw: dict[str, Any]) -> dict[str, list[str]]:
+    """What lies in the working folder and decides a stage's outputs: task files, a model folder, modules of custom rewards."""
+    from rlpipe.reward import own_code
+    from rlpipe.reward.section import custom_paths
+
+    sections: dict[str, Any] = steps.configs(raw)
+    folders = (workdir, Path.cwd())
+    rewards = {name: [file for path in custom_paths(sections[name].rewards) for file in own_code.files(path, folders).values()] for name in OWN_REWARDS}
+    model = Path(sections["model"].model.path).expanduser()
+    sources = [Path(split.source) for split in (sections["tasks"].train, sections["tasks"].eval)]
+    found = {"model": [model] if model.is_dir() else [], "tasks": [source for source in sources if source.is_file()], **rewards}
+    return {name: _inside(workdir, paths) for name, paths in found.items()}
+
+
+def _inside(workdir: Path, paths: Iterable[Path]) -> list[str]:
+    """Those below `workdir` as seen from it, each once, without what stages write: a stage cannot depend on its own output."""
+    root = os.path.abspath(workdir)
+    relative = dict.fromkeys(Path(os.path.relpath(path.absolute(), root)) for path in paths)
+    written = (layout.MODEL, layout.TRAIN_TASKS, layout.EVAL_TASKS)
+    return [
+        path.as_posix()
+        for path in relative
+        if path.parts[:1] not in ((), ("..",)) and not any(out.is_relative_to(path) or path.is_relative_to(out) for out in written)
+    ]
 
 
 def _yaml() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -10,7 +12,7 @@ from rlpipe.engines import EngineConfig, Torch
 from rlpipe.evaluate.gate import Gate, Paired
 from rlpipe.params import PositiveInt, Run, Section
 from rlpipe.reward.exact_match import ExactMatch
-from rlpipe.reward.section import RewardConfig, RewardSection
+from rlpipe.reward.section import RewardConfig, RewardSection, code_hashes
 
 
 class Config(Section):
@@ -40,6 +42,9 @@ class Config(Section):
     def reward_section(self) -> RewardSection:
         """The rewards as the reward room takes them."""
         return RewardSection(rewards=self.rewards, max_unscorable=self.max_unscorable, group_filters=())
+
+    def own_code(self, folders: Sequence[Path]) -> dict[str, str]:
+        return code_hashes(self.rewards, folders)
 
     @model_validator(mode="after")
     def _stop_metric_is_measured(self) -> Self:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -52,8 +54,17 @@ def load(path: str, args: str) -> Callable[[Attempt, Task], float | None]:
         ImportError, AttributeError, TypeError: there is no such module or name, or it takes other arguments.
     """
     module, _, name = path.partition(":")
-    target = getattr(importlib.import_module(module), name)
+    target = getattr(_imported(module), name)
     made = target(**json.loads(args)) if isinstance(target, type) else target
     if not callable(made):
         raise TypeError(f"{path} cannot be called with (trajectory, task)")
     return made
+
+
+def _imported(module: str) -> ModuleType:
+    # A cached module is told from its source by size and whole seconds, so a quick edit would go unseen
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.dont_write_bytecode = before

@@ -15,11 +15,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rlpipe.errors import ConfigError, ScorerError
+from rlpipe.reward import own_code
 from rlpipe.reward.batch import Batch, Call, Worker
 from rlpipe.reward.worker import Limits, Outcome, Scorer, receive, send
 
@@ -32,13 +34,32 @@ class Sandbox:
     def __init__(self) -> None:
         self.workers: list[Worker] = []
         self._lock = threading.Lock()
+        self._folders: tuple[Path, ...] = ()
+        self._own_code: dict[str, str] = {}
         self._prepared: bytes | None = None
         self._template: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def warm(self) -> None:
-        """Begin to start the template without waiting for it."""
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the children look for modules after `sys.path`: the current folder, unless `look_in` named others."""
+        return self._folders or (Path.cwd(),)
+
+    def look_in(self, folders: Sequence[Path]) -> None:
+        """Let the children look for modules in `folders`, after `sys.path`."""
+        wanted = tuple(folder.absolute() for folder in folders)
         with self._lock:
+            if wanted != self._folders:
+                self._close()
+            self._folders = wanted
+
+    def warm(self, code: Mapping[str, str] | None = None) -> None:
+        """Begin to start the template without waiting for it; one that may have loaded other `code` (see `Section.own_code`) is ended first."""
+        wanted = dict(code or {})
+        with self._lock:
+            if any(self._own_code.get(path, content) != content for path, content in wanted.items()):
+                self._close()
+            self._own_code |= wanted
             self._start_template()
 
     def run(self, scorers: Sequence[Scorer], calls: Sequence[Call], limits: Limits, *, workers: int, deadline_seconds: float) -> list[Outcome]:
@@ -106,7 +127,7 @@ class Sandbox:
             return
         self._control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", START, str(theirs.fileno()), *sys.path]
+            command = [sys.executable, "-c", START, str(theirs.fileno()), *own_code.search_path(self.folders)]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             self._template = subprocess.Popen(
                 command,

@@ -23,7 +23,8 @@ class Scorer:
 
     def __init__(self, section: RewardSection) -> None:
         self.section = section
-        sandbox.shared().warm()
+        box = sandbox.shared()
+        box.warm(section.own_code(box.folders))
 
     def score(self, trajectories: Sequence[Trajectory], tasks: Mapping[str, Task] | Iterable[Task]) -> list[Trajectory]:
         """The trajectories in their order, each with its rewards and total.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from rlpipe.params import Section
+from rlpipe.reward import own_code, sandbox
 from rlpipe.reward.custom import Custom
 from rlpipe.reward.digit_share import DigitShare
 from rlpipe.reward.exact_match import ExactMatch
@@ -18,6 +21,35 @@ from rlpipe.reward.regex_format import RegexFormat
 
 RewardConfig = Annotated[ExactMatch | RegexFormat | LengthPenalty | MathVerify | DigitShare | Custom, Field(discriminator="type")]
 GroupFilter = Annotated[ZeroSignal, Field()]
+
+
+def custom_paths(rewards: Iterable[RewardConfig]) -> list[str]:
+    """The paths of the custom ones among `rewards`, each once."""
+    return list(dict.fromkeys(reward.path for reward in rewards if isinstance(reward, Custom)))
+
+
+def check_custom(rewards: Iterable[RewardConfig], folders: Sequence[Path]) -> None:
+    """Let the scoring processes look for custom rewards in `folders` too, after `sys.path`, and refuse those that are not there.
+
+    Nothing is imported, so a wrong `args` or a module that fails on import shows only once it is loaded to score.
+
+    Raises:
+        ConfigError: no such module, not Python, or without that name.
+    """
+    paths = custom_paths(rewards)
+    for path in paths:
+        own_code.check(path, folders)
+    if paths:
+        sandbox.shared().look_in(folders)
+
+
+def code_hashes(rewards: Iterable[RewardConfig], folders: Sequence[Path]) -> dict[str, str]:
+    """`Section.own_code` of a section with these rewards.
+
+    Raises:
+        ConfigError: the module of a custom reward is not there.
+    """
+    return {path: own_code.content_hash(path, folders) for path in custom_paths(rewards)}
 
 
 class RewardSection(Section):
@@ -45,6 +77,9 @@ class RewardSection(Section):
     group_filters: tuple[GroupFilter, ...] = (ZeroSignal(),)
     keep: Literal["filtered", "all"] = "filtered"
     """`all` counts the group filters' verdicts and drops nothing."""
+
+    def own_code(self, folders: Sequence[Path]) -> dict[str, str]:
+        return code_hashes(self.rewards, folders)
 
     @field_validator("rewards")
     @classmethod
