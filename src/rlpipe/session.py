@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from rlpipe import artifact, layout, params, records, steps
 from rlpipe.execute import Call, execute, peak_memory_mb
+from rlpipe.reward.section import check_custom
 from rlpipe.tracking import Tracker, TrackingConfig
 from rlpipe.tracking_place import tracking_uri
 
@@ -34,8 +35,9 @@ class Session:
     def __init__(self, workdir: Path, raw: Mapping[str, Any], *, fresh: bool = False, began: float | None = None) -> None:
         self.workdir, self.raw, self.fresh = workdir, raw, fresh
         self.configs = steps.configs(raw)
+        check_custom([*self.configs["reward"].rewards, *self.configs["evaluate"].rewards], [workdir, Path.cwd()])
         self.rounds = steps.rounds(raw)
-        if self.configs["tracking"].model_dump()["enabled"]:
+        if self.configs["tracking"].enabled:
             tracking_uri(workdir)
         if _scores_otherwise(raw):
             log.warning("evaluate.rewards=exact_match state=default reason=reward.rewards_scores_otherwise do=set_evaluate.rewards")
@@ -63,7 +65,10 @@ class Session:
         source = self.configs["tasks"].model_dump()[split]
         path = self.workdir / (out or (layout.TRAIN_TASKS if split == "train" else layout.EVAL_TASKS))
         made = task_sources.make(source["source"], split, source["num"], source["seed"], source["options"])
+        before = artifact.sha256(path) if path.is_file() else None
         tasks.save(path, made)
+        # a task file is a dependency of its own: DVC must see its new content even where the tasks stay the same
+        self._changed |= before != artifact.sha256(path) or Path(source["source"]).is_file()
         log.info("stage=tasks split=%s num_tasks=%d path=%s", split, len(made), layout.relative(path, self.workdir))
         return path
 

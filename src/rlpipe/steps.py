@@ -51,7 +51,7 @@ def config(name: str, raw: Mapping[str, Any]) -> Any:
     return params.section(load(name).signature.config, raw, "evaluate" if name == "start" else name)
 
 
-def configs(raw: Mapping[str, Any]) -> dict[str, BaseModel]:
+def configs(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Every section of a params file, validated together.
 
     Raises:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlpipe import artifact, layout, params, steps
 from rlpipe.errors import ConfigError
+from rlpipe.reward.section import check_custom
 
 log = logging.getLogger("rlpipe")
 
@@ -55,7 +56,8 @@ def prepare(workdir: Path, given: Path | None, assignments: Sequence[str], num_r
         raw["rounds"] = steps.round_list(num_rounds)
     elif "rounds" not in raw:
         raw["rounds"] = steps.round_list(1)
-    steps.configs(raw)
+    sections = steps.configs(raw)
+    check_custom([*sections["reward"].rewards, *sections["evaluate"].rewards], [workdir, Path.cwd()])
     workdir.mkdir(parents=True, exist_ok=True)
     _write_params(workdir, source, raw)
     _write_pipeline(workdir, raw)
@@ -106,7 +108,7 @@ def _user_files(workdir: Path, raw: dict[str, Any]) -> dict[str, list[str]]:
     from rlpipe.reward import own_code
     from rlpipe.reward.section import custom_paths
 
-    sections: dict[str, Any] = steps.configs(raw)
+    sections = steps.configs(raw)
     folders = (workdir, Path.cwd())
     rewards = {name: [file for path in custom_paths(sections[name].rewards) for file in own_code.files(path, folders).values()] for name in OWN_REWARDS}
     model = Path(sections["model"].model.path).expanduser()

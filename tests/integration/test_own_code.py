@@ -72,6 +72,7 @@ def test_a_file_beside_the_reward_counts_too(workdir: Path, caplog: pytest.LogCa
     assert versioning.status(workdir) == {}
 
 
+@pytest.mark.slow
 def test_the_reward_lies_in_the_folder_of_another_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the console script, whose `sys.path` has no current folder."""
     write_reward(tmp_path / "elsewhere", "3.0")
