@@ -247,8 +247,9 @@ def test_c01_a_default_changed_in_code_shows_as_a_changed_stage(tmp_path):
     rooms = ["rollout@0", "filter@0", "reward@0", "train@0", "evaluate@0"]
     versioning.commit(folder, ["model", "tasks", "start", *rooms])
     assert versioning.status(folder) == {}
-    step = folder / "src/rlpipe/train/step.py"
+    step = folder / "src/rlpipe/train/section.py"
     step.chmod(0o644)
+    assert "warmup_steps: int = Field(0" in step.read_text()
     step.write_text(step.read_text().replace("warmup_steps: int = Field(0", "warmup_steps: int = Field(9"))
     assert set(versioning.status(folder)) == {"train@0"}
     params.write_text(params.read_text().replace("  temperature: 1.0\n", ""))

@@ -67,8 +67,18 @@ def commit(workdir: Path, stages: Sequence[str]) -> None:
     # parts of DVC resolve stages against the current folder
     with _explained(workdir), chdir(workdir):
         repo = _repo(_known_root(workdir))
-        for stage in stages:
-            repo.commit(stage, force=True)
+        from dvc.repo import lock_repo
+
+        # `Repo.commit` takes one stage and reads and writes the whole lock file for it, which grows with the rounds
+        with lock_repo(repo):
+            found = {stage.name: stage for stage in repo.stage.load_all(str(workdir / "dvc.yaml"))}
+            if unknown := [name for name in stages if name not in found]:
+                raise VersioningError("no such stage in dvc.yaml", got=", ".join(unknown), accepted=", ".join(found))
+            wanted = [found[name] for name in stages]
+            for stage in wanted:
+                stage.save()
+                stage.commit()
+            wanted[0].dvcfile.dump_stages(wanted, update_pipeline=False)
 
 
 def dvc_hash(path: Path) -> str:

@@ -128,14 +128,26 @@ def _keep_head_exact(module: PreTrainedModel) -> None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a Hugging Face folder.
+    """The tokenizer in a Hugging Face folder; the same files are read once a process, since that takes half a second.
 
     Raises:
         ConfigError: the folder is missing or has no tokenizer.
     """
+    _check_folder(folder, "tokenizer_config.json")
+    names = [path for path in folder.iterdir() if path.is_file() and path.suffix not in WEIGHT_SUFFIXES]
+    key = tuple(sorted((path.name, artifact.sha256(path)) for path in names))
+    if key not in _tokenizers:
+        _tokenizers.clear()
+        _tokenizers[key] = _read_tokenizer(folder)
+    return _tokenizers[key]
+
+
+_tokenizers: dict[tuple[tuple[str, str], ...], PreTrainedTokenizerBase] = {}
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    _check_folder(folder, "tokenizer_config.json")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
