@@ -54,7 +54,7 @@ def message(kind, path, outcome=None):
 
 
 def test_good_trajectories_pass(tmp_path):
-    check("trajectories", stored(tmp_path / "d", [attempt(i) for i in range(9)]))
+    assert check("trajectories", stored(tmp_path / "d", [attempt(i) for i in range(9)])) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_multi_turn_spans_pass_and_a_demonstration_needs_no_log_prob(tmp_path):
     spans = (Span("prompt", 0, 1), Span("policy", 1, 2), Span("environment", 2, 3, turn=1), Span("policy", 3, 4, turn=1))
     turns = attempt(0, spans=spans, logprobs=np.array([NAN, -1, NAN, 0], np.float32))
     shown = attempt(1, spans=(Span("prompt", 0, 2), Span("demonstration", 2, 4, trained=True)), logprobs=np.full(4, NAN, np.float32), status="truncated")
-    check("trajectories", stored(tmp_path / "d", [turns, shown]))
+    assert check("trajectories", stored(tmp_path / "d", [turns, shown])) is None
 
 
 def test_e01_empty_is_its_own_failure(tmp_path):
@@ -107,7 +107,7 @@ def test_e01_empty_is_its_own_failure(tmp_path):
 
 @pytest.mark.parametrize("outcome", ["no_signal", "stopped"])
 def test_e01_empty_with_an_outcome_passes(tmp_path, outcome):
-    check("kept", stored(tmp_path / "d", []), outcome)
+    assert check("kept", stored(tmp_path / "d", []), outcome) is None
 
 
 def test_e01_empty_tasks_fail_whatever_the_outcome(tmp_path):
