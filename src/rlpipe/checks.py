@@ -283,7 +283,7 @@ def _expectations() -> dict[str, Any]:
     class ExpectEveryValueUnique(NullsFail, gxe.ExpectColumnValuesToBeUnique):
         """Unique, nulls counted."""
 
-    logging.getLogger("great_expectations").setLevel(logging.ERROR)
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_pandas(f"rlpipe-{uuid.uuid4().hex}")
