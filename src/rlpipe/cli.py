@@ -74,7 +74,7 @@ def _failed(error: BaseException, code: int, debug: bool, message: str | None = 
 def _quiet(debug: bool) -> None:
     """One logger for people; third parties speak only from warnings on, telemetry is off.
 
-    A short spin at OpenMP barriers costs nothing on an idle machine; the long default makes a busy one many times slower.
+    A short spin at OpenMP barriers was no slower on an idle machine; a long one wastes the core that other work needs.
     """
     for name, value in {
         "GOMP_SPINCOUNT": "3000",

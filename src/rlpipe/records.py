@@ -9,7 +9,6 @@ import functools
 import importlib.metadata
 import json
 import platform
-import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -129,10 +128,3 @@ def _round(workdir: Path, round_index: int) -> dict[str, Any] | None:
         "peak_memory_mb": max(record["peak_memory_mb"] for record in steps.values()),
         "policy_version": evaluate.get("policy_version"),
     }
-
-
-def median_overhead(workdir: Path) -> float | None:
-    """Median seconds of overhead over all steps after round 1; None without any."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in (workdir / layout.REPORTS).glob("[0-9][0-9]*/*.json")]
-    seconds = [record["seconds_overhead"] for record in found if record["round"] > 1 and record["step"] in layout.ROUND_STEPS]
-    return statistics.median(seconds) if seconds else None

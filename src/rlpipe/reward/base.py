@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
@@ -71,13 +72,13 @@ class Reward(Section):
     def prepare(self) -> None:
         """Import what scoring needs, before any row's clock starts."""
 
+    @abstractmethod
     def __call__(self, trajectory: Attempt, task: Task) -> float | None:
         """The reward; None if this attempt cannot be scored.
 
         Raises:
             OverLimit: the policy's answer broke a limit.
         """
-        raise NotImplementedError
 
 
 def up_to(text: str, until: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import ClassVar, Literal
 
@@ -34,9 +35,9 @@ class Estimator(Section):
         check_finite(advantages, rewards, group_ids)
         return advantages
 
+    @abstractmethod
     def of_group(self, rewards_G: np.ndarray) -> np.ndarray:
         """Advantages `[G]` of the scored attempts of one group, G >= 1."""
-        raise NotImplementedError
 
 
 def positions_by_group(group_ids: Sequence[Hashable]) -> dict[Hashable, np.ndarray]:
