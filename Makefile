@@ -5,7 +5,7 @@ EXTRAS := all-cpu,dev
 CONSTRAINTS := constraints/cpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm run test lint types pins clean
+.PHONY: help install install-vllm run test test-containers images lint types pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,12 @@ run: install ## set up, then run the rounds of params.yaml on a real 135M model
 
 test: install-vllm ## set up, then run the tests
 	$(BIN)/python -m pytest
+
+test-containers: install ## build the CPU images and run two rounds in containers
+	PYTHON=$(BIN)/python tests/containers/run.sh
+
+images: ## build the image of every component; BASE=gpu|cpu PREFIX=registry/folder TAG=version EXTRA=folder of own rewards
+	BASE='$(BASE)' PREFIX='$(PREFIX)' TAG='$(TAG)' EXTRA='$(EXTRA)' tools/images.sh
 
 lint: install ## check style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

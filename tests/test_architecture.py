@@ -13,14 +13,35 @@ ONLY_IN = {
     "vllm": ("engines/",),
     "deepspeed": ("train/backends/",),
     "kfp": ("kubeflow/",),
+    "kfp_server_api": ("kubeflow/",),
+    "kubeflow": ("train/launchers/trainjob.py",),
     "great_expectations": ("checks.py",),
-    "mlflow": ("tracking.py",),
+    "mlflow": ("tracking.py", "tracking_runs.py", "tracking_registry.py"),
+    "matplotlib": ("report/",),
+    "jinja2": ("report/",),
     "dvc": ("versioning.py",),
     "dvc_data": ("versioning.py",),
 }
 ROOMS = ("rollout", "filter", "reward", "train", "evaluate")
 MAY_IMPORT = {"evaluate": ("rollout", "reward")}
-SURFACES = ("execute", "session", "run", "cli", "commands", "workspace", "records", "tracking", "checks", "versioning")
+SURFACES = (
+    "execute",
+    "session",
+    "run",
+    "cli",
+    "commands",
+    "workspace",
+    "records",
+    "tracking",
+    "checks",
+    "versioning",
+    "report",
+    "preflight",
+    "probing",
+    "space",
+    "gathering",
+    "planning",
+)
 
 
 def imports(path: Path) -> set[str]:

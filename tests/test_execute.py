@@ -1,11 +1,15 @@
 """The wrapper: nothing half-written is believed, what is finished is not run again, what is unfinished goes on."""
 
+import dataclasses
 import json
+import re
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from rlpipe import artifact, layout
+from rlpipe import artifact, keys, layout
 from rlpipe.errors import ArtifactError
 from rlpipe.execute import Call, execute
 from rlpipe.params import Section
@@ -21,7 +25,7 @@ class Config(Section):
 calls: list[str] = []
 
 
-def run(config: Config, *, source: In, copy: Out, second: Out, round_index: int) -> Report:
+def run(config: Config, *, source: In, copy: Out, second: Out, round_index: int, part: int = -1) -> Report:
     """Write three files, going on after those an interrupted call wrote."""
     calls.append("run")
     for i in range(3):
@@ -31,7 +35,7 @@ def run(config: Config, *, source: In, copy: Out, second: Out, round_index: int)
             raise OSError("stopped")
         (copy / f"{i}.txt").write_text((source / "a.txt").read_text() + config.text)
         calls.append(str(i))
-    (second / "x.txt").write_text("x")
+    (second / "x.txt").write_text("x" if part == -1 else str(part))
     return Report(numbers={"num_files": 3}, outcome=None, facts={"kept": True})
 
 
@@ -43,9 +47,9 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "source" / "a.txt").write_text("a")
     artifact.write_manifest(tmp_path / "source")
 
-    def make(**config: object) -> Call:
+    def make(scalars: dict | None = None, **config: object) -> Call:
         paths = {"source": tmp_path / "source", "copy": tmp_path / "rounds/01/copy", "second": tmp_path / "rounds/01/second"}
-        return Call(Step("toy", run, signature(run), ""), Config(**config), paths, 1, tmp_path)
+        return Call(Step("toy", run, signature(run), ""), Config(**config), paths, 1, tmp_path, scalars or {})
 
     return make
 
@@ -188,3 +192,93 @@ def test_contents_are_copied_over_what_an_interrupted_copy_left(tmp_path: Path) 
     for _ in range(2):
         artifact.copy_contents(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b/x.txt").read_text() == "x"
+
+
+def test_a_scalar_at_its_default_is_no_part_of_the_key(call, tmp_path: Path) -> None:
+    record = execute(call())
+    assert "scalars" not in record
+    assert "scalars" not in artifact.read_manifest(tmp_path / "rounds/01/copy")
+    assert execute(call({"part": -1})) == record
+    assert calls == ["run", "0", "1", "2"]
+
+
+def test_another_scalar_is_passed_on_and_runs_again(call, tmp_path: Path) -> None:
+    execute(call())
+    record = execute(call({"part": 2}))
+    assert (tmp_path / "rounds/01/second/x.txt").read_text() == "2"
+    assert record["scalars"] == artifact.read_manifest(tmp_path / "rounds/01/second")["scalars"] == {"part": 2}
+    calls.clear()
+    assert execute(call({"part": 2})) == record
+    assert calls == []
+    execute(call({"part": 3}))
+    assert calls == ["run", "0", "1", "2"]
+
+
+def test_a_scalar_without_default_is_refused() -> None:
+    def unclear(config: Config, *, source: In, round_index: int, part: int) -> Report:
+        return Report()
+
+    with pytest.raises(TypeError, match="scalars of a step need a default: part"):
+        signature(unclear)
+
+
+def test_a_workdir_of_its_own_gets_the_record_and_nothing_else(call, tmp_path: Path) -> None:
+    """As in a pod, where outputs lie wherever they are wanted."""
+    tracked = []
+    private = dataclasses.replace(call(), workdir=tmp_path / "private")
+    record = execute(private, track=lambda done, record: tracked.append((done, record["step"])))
+    assert [path.relative_to(tmp_path).as_posix() for path in (tmp_path / "private").rglob("*") if path.is_file()] == ["private/reports/01/toy.json"]
+    assert not (tmp_path / "reports").exists()
+    assert tracked == [(private, "toy")]
+    assert execute(private) == record
+
+
+class Owned(Config):
+    def own_code(self, folders: Sequence[Path]) -> dict[str, str]:
+        return {"my.module:Name": self.text}
+
+
+def test_own_code_that_did_not_change_does_not_run_again(call) -> None:
+    owned = dataclasses.replace(call(), config=Owned())
+    assert execute(owned) == execute(owned)
+    assert calls == ["run", "0", "1", "2"]
+    assert execute(owned)["own_code"] == {"my.module:Name": "b"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        ("none", []),
+        ("record", ["not run yet"]),
+        ("params", ['params changed: toy.fail_after 9 -> 8, toy.text "b" -> "c"']),
+        ("input", ["input source changed (OLD -> NEW)"]),
+        ("missing", ["output second missing"]),
+        ("damaged", ["output second damaged"]),
+        ("other", ["output second is another than recorded (OLD -> NEW)"]),
+        ("scalar", ["scalars changed: part (not set) -> 4"]),
+    ],
+)
+def test_differences_say_why(call, tmp_path: Path, change: str, reasons: list[str]) -> None:
+    execute(call())
+    second = tmp_path / "rounds/01/second"
+    if change == "record":
+        (tmp_path / "reports/01/toy.json").unlink()
+    if change == "input":
+        (tmp_path / "source" / "a.txt").write_text("A")
+        artifact.write_manifest(tmp_path / "source")
+    if change == "missing":
+        shutil.rmtree(second)
+    if change in ("damaged", "other"):
+        (second / "x.txt").write_text("other")
+    if change == "other":
+        artifact.write_manifest(second)
+    changed = call({"part": 4} if change == "scalar" else None, **({"text": "c", "fail_after": 8} if change == "params" else {}))
+    found = list(keys.differences(changed, keys.of(changed)))
+    assert [re.sub(r"\(\w{8} -> \w{8}\)", "(OLD -> NEW)", reason) for reason in found] == reasons
+
+
+def test_changed_code_is_a_difference(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(call())
+    monkeypatch.setattr(layout, "code_hash", lambda step: "f" * 64)
+    (reason,) = keys.differences(call(), keys.of(call()))
+    assert re.fullmatch(r"code changed \(\w{8} -> ffffffff\)", reason)

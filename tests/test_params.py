@@ -1,10 +1,12 @@
 """Params: typed, unknown keys refused, shared sections once, every shipped file parsed."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlpipe import params, steps, workspace
+from rlpipe import layout, params, steps, workspace
 from rlpipe.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -99,3 +101,71 @@ def test_shipped_files_are_found() -> None:
     assert workspace.shipped("params.yaml").is_file()
     assert workspace.shipped("dvc.yaml").is_file()
     assert workspace.shipped("configs/tiny.yaml").is_file()
+
+
+def travelled(content: Any) -> Any:
+    """What Kubeflow makes of a section on its way: JSON in which every number is a double."""
+    if isinstance(content, dict):
+        return {key: travelled(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [travelled(value) for value in content]
+    return float(content) if isinstance(content, int) and not isinstance(content, bool) else content
+
+
+FREE_FORM = [
+    "model={path: char-lm, char_lm: {width: 32, options: {low: 2, high: 9}}}",
+    "tasks.train.options={low: 1, high: 20, nested: [{deep: 3}]}",
+    "reward.rewards=[{type: custom, path: 'm:N', args: {most: 8, share: 0.5, sizes: [1, 2.5]}}]",
+]
+SEVERAL_TYPES = [
+    "train.advantage={type: grpo, ddof: 0}",
+    "evaluate.pass_at=[1, 4]",
+    "run={seed: 9007199254740991, stop: {target: 1}}",
+    "kubeflow={resources: {train: {cpu: 2, memory: 16Gi, accelerator: {count: 2}}}}",
+]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("assignments", [[], FREE_FORM, SEVERAL_TYPES], ids=["shipped", "free-form", "several-types"])
+def test_sections_that_travelled_are_the_same_sections(name: str, assignments: list[str]) -> None:
+    raw = params.override(shipped(name), assignments)
+    sections = json.loads(json.dumps(travelled(steps.filled(raw))))
+    back = {**steps.unfilled(sections), "rounds": steps.rounds(raw)}
+    assert json.dumps(steps.resolved(back)) == json.dumps(steps.resolved(raw))
+    for step in layout.MODULES:
+        own = params.validated(steps.load(step).signature.config, sections[step], step)
+        assert json.dumps(params.deciding(own)) == json.dumps(params.deciding(steps.config(step, raw)))
+
+
+def test_filled_sections_are_what_each_task_needs() -> None:
+    filled = steps.filled(shipped())
+    assert set(filled) == {"model", "tasks", "start", "rollout", "filter", "reward", "train", "evaluate", "tracking"}
+    assert set(filled["model"]) == {"run", "model"}
+    assert {"run", "engine", "num_tasks", "shards"} <= set(filled["rollout"])
+    assert filled["start"] == filled["evaluate"]
+    assert steps.unfilled({name: filled[name] for name in ("model", "tasks", "start")}).keys() == {"run", "model", "tasks", "engine", "evaluate"}
+
+
+def test_kubeflow_is_a_section_and_is_written_out_only_where_given() -> None:
+    assert "kubeflow" not in steps.resolved(shipped())
+    raw = params.override(shipped(), ["kubeflow.experiment=mine"])
+    assert steps.resolved(raw)["kubeflow"]["experiment"] == "mine"
+    with pytest.raises(ConfigError, match=r"unknown key kubeflow\.experimen; accepted in kubeflow: experiment"):
+        steps.configs(params.override(shipped(), ["kubeflow.experimen=mine"]))
+
+
+@pytest.mark.parametrize("key", ["run.seed", "run.data_seed", "tasks.train.seed", "rollout.num_tasks"])
+def test_whole_numbers_that_json_cannot_carry_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: Input should be less than or equal to 9007199254740991; got 9007199254740992"):
+        steps.configs(params.override(shipped(), [f"{key}=9007199254740992"]))
+
+
+def test_whole_numbers_in_free_form_settings_are_refused_too() -> None:
+    with pytest.raises(ConfigError, match=r"model\.char_lm: .*whole numbers go up to 9007199254740991 in params, got 9007199254740992; give it as a text"):
+        steps.configs(params.override(shipped("configs/tiny.yaml"), ["model.char_lm.seed=9007199254740992"]))
+
+
+def test_numbers_in_free_form_settings_keep_their_value() -> None:
+    raw = params.override(shipped(), ["tasks.train.options={a: 8.0, b: 0.5, c: true, d: 1e300, e: [2.0, '3.0'], f: -4.0}"])
+    options = steps.resolved(raw)["tasks"]["train"]["options"]
+    assert json.dumps(options) == '{"a": 8, "b": 0.5, "c": true, "d": 1e+300, "e": [2, "3.0"], "f": -4}'

@@ -230,6 +230,111 @@ def test_a_lock_file_that_git_ignores_is_refused_in_words(tmp_path):
         versioning.commit(folder, ["start"])
 
 
+def only_round(folder, name):
+    """The workspace as a later task has it: the lock, and the outputs of one round."""
+    for other in (folder / "rounds").iterdir():
+        if other.name != name:
+            shutil.rmtree(other)
+    return folder
+
+
+def test_a_dependency_that_is_elsewhere_has_the_hash_of_the_output_it_is(tmp_path):
+    folder, whole = workspace(tmp_path / "w"), workspace(tmp_path / "whole")
+    for place in (folder, whole):
+        versioning.ensure_repo(place)
+        versioning.commit(place, ["start"])
+    versioning.commit(whole, ["train@0"])
+    only_round(folder, "01")
+    with pytest.raises(ArtifactError, match="rounds/00/policy"):
+        versioning.commit(folder, ["train@0"])
+    versioning.commit(folder, ["train@0"], deps_from_lock=True)
+    assert (folder / "dvc.lock").read_text() == (whole / "dvc.lock").read_text()
+
+
+def test_a_dependency_that_is_nowhere(tmp_path):
+    folder = only_round(workspace(tmp_path / "w"), "01")
+    versioning.ensure_repo(folder)
+    with pytest.raises(ArtifactError, match=r"recorded as an output in dvc\.lock; got rounds/00/policy"):
+        versioning.commit(folder, ["train@0"], deps_from_lock=True)
+
+
+def test_a_missing_output_is_not_taken_from_the_lock(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    versioning.commit(folder, ["start", "train@0"])
+    only_round(folder, "00")
+    with pytest.raises(ArtifactError, match="rounds/01/policy"):
+        versioning.commit(folder, ["train@0"], deps_from_lock=True)
+
+
+def locked_hash(folder, out):
+    return re.search(rf"path: {out}\n +hash: md5\n +md5: (\S+)", (folder / "dvc.lock").read_text())[1]
+
+
+def pushable(folder, url):
+    versioning.ensure_repo(folder)
+    dvc(folder, "remote", "add", "--default", "store", url)
+    assert versioning.detach(folder, None, folder.with_name("state")) == "store"
+    versioning.commit(folder, ["start"])
+    return locked_hash(folder, "rounds/00/policy")
+
+
+def test_a_push_sends_every_file_and_can_be_repeated(tmp_path):
+    folder = workspace(tmp_path / "w")
+    md5 = pushable(folder, f"{tmp_path}/store")
+    versioning.push(folder, [md5], "store")
+    versioning.push(folder, [md5], "store")
+    # md5 of b"start" and b"{}", and the listing of the folder
+    sent = sorted(path.relative_to(tmp_path / "store/files/md5").as_posix() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert sent == sorted(["ea/2b2676c28c0db26d39331a336c6b92", "99/914b932bd37a50b983c5e7c90ae93b", f"{md5[:2]}/{md5[2:]}"])
+
+
+def test_what_is_neither_here_nor_there_is_not_called_pushed(tmp_path):
+    folder = workspace(tmp_path / "w")
+    md5 = pushable(folder, f"{tmp_path}/store")
+    lost = folder / ".dvc/cache/files/md5/ea/2b2676c28c0db26d39331a336c6b92"
+    lost.unlink()
+    # the file, and the folder's listing with it
+    with pytest.raises(versioning.VersioningError, match="2 files did not reach the remote store: not in the cache"):
+        versioning.push(folder, [md5], "store")
+
+
+def test_b07_a_refused_push_names_the_cause_and_no_secret(tmp_path, monkeypatch, capfd):
+    """Case B07."""
+    folder = workspace(tmp_path / "w")
+    monkeypatch.setenv("STORE_TOKEN", "marker-8f3a")
+    place = tmp_path / "marker-8f3a/store/files/md5"
+    md5 = pushable(folder, f"{tmp_path}/marker-8f3a/store")
+    place.mkdir(parents=True)
+    (place / "ea").write_text("a file where a folder should be")
+    with pytest.raises((versioning.VersioningError, StorageError)) as caught:
+        versioning.push(folder, [md5], "store")
+    assert "/***/store" in str(caught.value)
+    assert "marker-8f3a" not in str(caught.value) + "".join(capfd.readouterr())
+
+
+def test_stages_dropped_from_the_lock(tmp_path):
+    folder = workspace(tmp_path / "w")
+    versioning.ensure_repo(folder)
+    versioning.forget(folder, ["train"])
+    versioning.commit(folder, ["start", "train@0"])
+    versioning.forget(folder, ["train"])
+    assert "train@0" not in (folder / "dvc.lock").read_text()
+    assert locked_hash(folder, "rounds/00/policy")
+    versioning.forget(folder, ["start"])
+    versioning.commit(folder, ["train@0"])
+
+
+def test_a_copied_file_shares_no_bytes_with_its_source(tmp_path):
+    source, target = tmp_path / "a", tmp_path / "b/c"
+    source.write_text("a")
+    source.chmod(0o600)
+    versioning.copy_file(source, target)
+    target.write_text("b")
+    assert source.read_text() == "a"
+    assert stat.S_IMODE(source.stat().st_mode) == 0o600
+
+
 def test_c01_a_default_changed_in_code_shows_as_a_changed_stage(tmp_path):
     """In the repository's own `dvc.yaml` every stage depends on the code of its rooms and on its whole section."""
     folder = tmp_path / "clone"

@@ -89,7 +89,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def outcome(path: Path) -> str | None:
-    """The outcome recorded with an artifact: None, `no_signal` or `stopped`."""
+    """The outcome recorded with an artifact, see `rlpipe.step.Report`."""
     value = read_manifest(path).get("outcome")
     return None if value is None else str(value)
 

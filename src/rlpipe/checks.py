@@ -150,7 +150,7 @@ def check(kind: Kind, path: Path, *, outcome: str | None, role: Literal["in", "o
     Args:
         kind: which rules.
         path: a task file, or the folder of a trajectory dataset with its manifest.
-        outcome: the manifest's; with `no_signal` or `stopped` a trajectory dataset may be empty.
+        outcome: the manifest's; with `no_signal`, `stopped` or `empty` a trajectory dataset may be empty.
         role: whether the dataset comes into a step or goes out of it, for the message.
 
     Raises:
@@ -196,7 +196,7 @@ def broken(frame: pd.DataFrame, rules: Sequence[Rule], found: dict[Rule, Broken]
 
 def _check_empty(kind: Kind, path: Path, outcome: str | None, role: str) -> None:
     """An empty dataset is right only where its manifest says why it is empty."""
-    if kind == "tasks" or outcome not in ("no_signal", "stopped"):
+    if kind == "tasks" or outcome not in ("no_signal", "stopped", "empty"):
         raise CheckError(f"{kind} ({role}) is empty", got=f"0 rows in {path}", accepted="one row or more", do="see the drop reasons in the step's report")
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlpipe import layout
+from rlpipe import cli_kubeflow, layout
 from rlpipe.errors import INTERRUPTED, RlpipeError, StorageError
 
 _BEGAN = time.monotonic()
@@ -37,6 +37,11 @@ EXIT_CODES = """exit codes:
   8    a generation engine or training backend failed or is not installed
   9    a loss, gradient or advantage is not finite
   10   DVC could not record or find a version
+  11   a step, or waiting for a run, took longer than its time limit
+  12   the Kubeflow API refused, answered wrongly, or cannot be reached
+  13   a run on Kubeflow failed
+  14   a run on Kubeflow was cancelled
+  15   preflight: something the run needs is not there
   130  interrupted by Ctrl-C; the same command goes on
 """
 
@@ -45,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     options = _parser(argv).parse_args(argv)
-    _quiet(options.debug)
+    quiet(options.debug)
     try:
         return int(options.command(options) or 0)
     except RlpipeError as error:
@@ -71,7 +76,7 @@ def _failed(error: BaseException, code: int, debug: bool, message: str | None = 
     return code
 
 
-def _quiet(debug: bool) -> None:
+def quiet(debug: bool) -> None:
     """One logger for people; third parties speak only from warnings on, telemetry is off.
 
     A short spin at OpenMP barriers was no slower on an idle machine; a long one wastes the core that other work needs.
@@ -113,6 +118,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             _add_step(made, name)
     _add_model_and_tasks(command)
     _add_tools(command)
+    _add_compile(command)
+    cli_kubeflow.add(command)
     return parser
 
 
@@ -147,6 +154,13 @@ def _add_run(command: Command) -> None:
     run = command("run", "run all rounds of params.yaml in one process", commands.run)
     _add_run_options(run)
     run.add_argument("--fresh", action="store_true", help="run everything again, finished or not")
+    run.add_argument("--on", choices=("kfp-local", "kfp-docker"), help="run the compiled Kubeflow pipeline here: each task a subprocess, or a container")
+    run.add_argument(
+        "--docker", action="append", default=[], metavar="KEY=VALUE", help="argument of docker's containers.run for every container; may be repeated"
+    )
+    plan = command("plan", "show what a run would do with each step, and why, without doing it", commands.plan)
+    _add_run_options(plan)
+    plan.add_argument("--json", action="store_true", help="as JSON instead of a table")
     repeat = command("repeat", "run the same params with several seeds and show the spread", commands.repeat)
     _add_run_options(repeat)
     repeat.add_argument("-n", dest="num", type=int, default=3, metavar="K", help="number of seeds (default: 3)")
@@ -168,6 +182,9 @@ def _add_step(parser: argparse.ArgumentParser, name: str) -> None:
         default = layout.place(name, parameter, 1 if name != "start" else 0)
         parser.add_argument(f"--{parameter.replace('_', '-')}", dest=parameter, type=Path, metavar="PATH", help=f"{direction} (default in round 1: {default})")
     parser.add_argument("--round-index", type=int, default=0 if name == "start" else 1, metavar="R", help="the round (default: %(default)s)")
+    for scalar, default in step.signature.options.items():
+        kind = step.signature.scalars[scalar]
+        parser.add_argument(f"--{scalar.replace('_', '-')}", dest=scalar, type=kind, default=default, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="run although it is finished")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = steps.described(step.signature.config, name)
@@ -209,11 +226,23 @@ def _add_tools(command: Command) -> None:
     inspect = command("inspect", "show a trajectory dataset: counts, statuses, lengths, rewards", commands.inspect)
     inspect.add_argument("path", type=Path)
     inspect.add_argument("-n", dest="num", type=int, default=0, metavar="K", help="also show K trajectories as text, spans marked")
+    ps = command("ps", "show what of rlpipe is alive on this machine", commands.ps)
+    ps.add_argument("--workdir", type=Path, default=Path(), metavar="D", help="working folder whose lock is looked at (default: the current one)")
     replay = command("replay", "train on scored datasets without generating", commands.replay)
     replay.add_argument("scored", type=Path, nargs="+", metavar="SCORED")
     replay.add_argument("--from", dest="policy", type=Path, required=True, metavar="POLICY", help="the policy to start from")
     replay.add_argument("--out", type=Path, default=Path("replay/policy"), metavar="DIR", help="where to write the trained policy (default: %(default)s)")
     _add_params(replay)
+
+
+def _add_compile(command: Command) -> None:
+    from rlpipe import commands
+
+    made = command("compile", "compile the Kubeflow pipeline of params.yaml", commands.compile_pipeline)
+    made.add_argument("-o", "--out", type=Path, required=True, metavar="F", help="the YAML file to write")
+    made.add_argument("--pipeline", choices=("post_training", "retraining"), default="post_training", help="which (default: %(default)s)")
+    made.add_argument("--rounds", type=int, metavar="N", help="number of rounds (default: those of params)")
+    _add_params(made)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlpipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlpipe.session import Session
 
 
 def _say(text: str) -> None:
@@ -16,15 +20,17 @@ def _say(text: str) -> None:
 
 def run(options: Namespace) -> None:
     """`rlpipe run`: prepare the folder, walk the rounds, show the table."""
-    content, session = run_in(options.workdir, options.params, options.assignments, options.rounds, fresh=options.fresh)
+    content, session = run_in(options.workdir, options.params, options.assignments, options.rounds, fresh=options.fresh, on=options.on, docker=options.docker)
     from rlpipe import run as rounds
 
     _say("\n" + rounds.table(content) + "\n\n" + rounds.places(session))
     _say("".join(f"not sent to MLflow: {problem}\n" for problem in session.tracker.problems).rstrip())
 
 
-def run_in(workdir: Path, params_file: Path | None, assignments: list[str], num_rounds: int | None, *, fresh: bool) -> tuple[dict[str, Any], Any]:
-    """One run in one folder; returns the content of `reports/run.json` and the session."""
+def run_in(
+    workdir: Path, params_file: Path | None, assignments: list[str], num_rounds: int | None, *, fresh: bool, on: str | None = None, docker: Sequence[str] = ()
+) -> tuple[dict[str, Any], Any]:
+    """One run in one folder, in this process or on one of kfp's local runners; returns the content of `reports/run.json` and the session."""
     from rlpipe import run as rounds
     from rlpipe import workspace
     from rlpipe.session import Session
@@ -37,11 +43,38 @@ def run_in(workdir: Path, params_file: Path | None, assignments: list[str], num_
         session = Session(workdir, raw, fresh=fresh)
         finished = False
         try:
-            content = rounds.run(session)
+            content = _on_kfp(session, on, docker) if on else rounds.run(session)
             finished = True
         finally:
             session.finish("FINISHED" if finished else "FAILED")
     return content, session
+
+
+def _on_kfp(session: Session, runner: str, docker: Sequence[str]) -> dict[str, Any]:
+    try:
+        from rlpipe.kubeflow import local
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--on {runner} needs kfp", got=str(error), do="pip install 'rlpipe[kubeflow]'") from error
+    return local.run(session, runner, local.parsed(docker))
+
+
+def compile_pipeline(options: Namespace) -> None:
+    """`rlpipe compile`: the pipeline as a file for Kubeflow, with its size and how it grows."""
+    from rlpipe import steps
+    from rlpipe.kubeflow import compile as pipelines
+
+    raw = _params(options)
+    if options.rounds is not None:
+        raw["rounds"] = steps.round_list(options.rounds)
+    compiled = pipelines.compile(raw, options.pipeline)
+    larger = pipelines.compile({**raw, "rounds": steps.round_list(compiled.num_rounds + 1)}, options.pipeline)
+    compiled.check_arguments()
+    compiled.write(options.out)
+    grows = (larger.num_bytes - compiled.num_bytes) / 1000
+    ten = (compiled.num_bytes / 1000) + (10 - compiled.num_rounds) * grows
+    size = f"{compiled.num_bytes / 1000:.1f} KB for {compiled.num_rounds} rounds, {grows:.1f} KB more each; {ten:.0f} KB of {pipelines.BUDGET_KB} KB for 10"
+    lines = {"pipeline": compiled.name, "version": compiled.version, "file": options.out, "size": size, "backend": f"{compiled.least_backend} or later"}
+    _say("\n".join(f"{name:>9}  {value}" for name, value in lines.items()))
 
 
 def repeat(options: Namespace) -> None:
@@ -63,27 +96,42 @@ def repeat(options: Namespace) -> None:
 
 def step(name: str, options: Namespace, *, began: float) -> None:
     """`rlpipe <step>`: one step at the given places, or at those of its round."""
-    from rlpipe import workspace
+    from rlpipe import steps, workspace
     from rlpipe.session import Session
 
     session = Session(Path(), _params(options), fresh=options.fresh, began=began)
-    signature = _signature(name)
-    given = {key: value for key in signature if (value := vars(options)[key]) is not None}
+    signature = steps.load(name).signature
+    given = {key: value for key in (*signature.inputs, *signature.outputs) if (value := vars(options)[key]) is not None}
     with workspace.locked(Path()):
-        session.call(name, options.round_index, given)
+        session.call(name, options.round_index, given, {scalar: vars(options)[scalar] for scalar in signature.options})
 
 
-def _signature(name: str) -> tuple[str, ...]:
-    from rlpipe import steps
+def plan(options: Namespace) -> None:
+    """`rlpipe plan`: what a run would do with each step, and why."""
+    import json
 
-    found = steps.load(name).signature
-    return (*found.inputs, *found.outputs)
+    from rlpipe import planning, steps
+    from rlpipe.session import Session
+
+    workdir = options.workdir.resolve()
+    raw = _params(options, workdir)
+    if options.rounds is not None:
+        raw["rounds"] = steps.round_list(options.rounds)
+    planned = planning.plan(Session(workdir, raw))
+    _say(json.dumps(planning.rows(planned), indent=1) if options.json else planning.table(planned))
 
 
-def _params(options: Namespace) -> dict[str, Any]:
+def ps(options: Namespace) -> None:
+    """`rlpipe ps`: what of rlpipe is alive on this machine, and who works in the folder."""
+    from rlpipe import processes, workspace
+
+    _say(processes.table(processes.running(), workspace.lock_place(options.workdir)))
+
+
+def _params(options: Namespace, workdir: Path | None = None) -> dict[str, Any]:
     from rlpipe import params, steps, workspace
 
-    raw = params.override(params.read_yaml(workspace.find_params(Path(), options.params)), options.assignments)
+    raw = params.override(params.read_yaml(workspace.find_params(workdir or Path(), options.params)), options.assignments)
     raw.setdefault("rounds", steps.round_list(1))
     return raw
 

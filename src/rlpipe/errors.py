@@ -87,5 +87,35 @@ class TrainingError(RlpipeError):
     exit_code = 9
 
 
+class DeadlineError(RlpipeError):
+    """A step, or waiting for a run, took longer than its time limit."""
+
+    exit_code = 11
+
+
+class ClusterError(RlpipeError):
+    """The Kubeflow API refused a request, answered wrongly, or cannot be reached."""
+
+    exit_code = 12
+
+
+class RunFailedError(RlpipeError):
+    """A submitted run, or a run on a local Kubeflow runner, failed."""
+
+    exit_code = 13
+
+
+class RunCancelledError(RlpipeError):
+    """A submitted run was cancelled."""
+
+    exit_code = 14
+
+
+class PreflightError(RlpipeError):
+    """Something the run needs is not there: an endpoint, a secret, the model, free space."""
+
+    exit_code = 15
+
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""

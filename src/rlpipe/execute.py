@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from rlpipe import artifact, layout, params, records
-from rlpipe.errors import ArtifactError
+from rlpipe import artifact, keys, processes, records
+from rlpipe.keys import Call, Key
 from rlpipe.step import Report
-from rlpipe.steps import Step
 
 log = logging.getLogger("rlpipe")
 
@@ -33,54 +32,38 @@ CHECKED: dict[str, Suite] = {
 }
 """Artifacts that Great Expectations guards, and the suite of each."""
 
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a step: its filled config, where each artifact lies, and the round."""
-
-    step: Step
-    config: Any
-    paths: dict[str, Path]
-    round_index: int
-    workdir: Path = field(default_factory=Path)
-
-    @property
-    def inputs(self) -> dict[str, Path]:
-        return {name: self.paths[name] for name in self.step.signature.inputs}
-
-    @property
-    def outputs(self) -> dict[str, Path]:
-        return {name: self.paths[name] for name in self.step.signature.outputs}
-
-
 Track = Callable[[Call, dict[str, Any]], None]
 
 
-def execute(call: Call, *, fresh: bool = False, began: float | None = None, track: Track | None = None) -> dict[str, Any]:
+def execute(call: Call, *, fresh: bool = False, began: float | None = None, track: Track | None = None, key: Key | None = None) -> dict[str, Any]:
     """Run a step, or find it finished under the same inputs, params and code; returns its run record.
+
+    Nothing is written but the outputs, what is unfinished beside them, and `reports/` of the call's workdir.
 
     Args:
         fresh: run it although it is finished, and forget what an interrupted call left.
         began: `time.monotonic()` when the surface started, so that its own start counts as overhead.
         track: sends the record of a call that ran to a tracking server; its time counts as overhead too.
+        key: what decides the outputs, where that is not the call's own (parts of an output that are joined).
 
     Raises:
         ArtifactError: an input is missing, unfinished or damaged.
         CheckError: an input or output broke a rule.
     """
     began = time.monotonic() if began is None else began
-    key = _key(call)
-    if not fresh and (record := _finished(call, key)):
+    key = keys.of(call) if key is None else key
+    if not fresh and (record := keys.finished(call, key)):
         log.info("step=%s round=%d state=up-to-date", call.step.name, call.round_index)
         return record
     _check(call.inputs, role="in")
     partial = _begin(call, key, fresh)
     reset_peak_memory()
     started = time.monotonic()
-    report = call.step.run(call.config, **{**call.paths, **partial}, round_index=call.round_index)
+    with processes.none_left_by(call.step.name) as ended:
+        report = call.step.run(call.config, **{**call.paths, **partial}, round_index=call.round_index, **call.scalars)
     worked = time.monotonic() - started
     fingerprints = _finish(call, key, report, partial)
-    record = _record(call, key, report, fingerprints, seconds=time.monotonic() - began, worked=worked)
+    record = _record(key, report, fingerprints, seconds=time.monotonic() - began, worked=worked) | {"children_ended": ended}
     records.write(call.workdir, record)
     if track:
         track(call, record)
@@ -91,47 +74,7 @@ def execute(call: Call, *, fresh: bool = False, began: float | None = None, trac
     return record
 
 
-def _key(call: Call) -> dict[str, Any]:
-    """What decides the bytes of a step's outputs; `own_code` only where there is some."""
-    own_code = call.config.own_code((call.workdir, Path.cwd()))
-    return {
-        "step": call.step.name,
-        "round": call.round_index,
-        "inputs": {name: _input_key(name, path) for name, path in call.inputs.items()},
-        "params": params.resolved(call.config),
-        "code": layout.code_hash(call.step.name),
-        **({"own_code": own_code} if own_code else {}),
-    }
-
-
-def _input_key(name: str, path: Path) -> str:
-    if not path.exists():
-        raise ArtifactError(f"input {name} not found", got=str(path), do="run the step that writes it")
-    if name == "model" and not (path / artifact.MANIFEST).is_file():
-        return artifact.folder_fingerprint(path)
-    if path.is_dir():
-        artifact.check_sizes(path)
-    return artifact.content_key(path)
-
-
-def _finished(call: Call, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of an earlier call with this key, if all its outputs stand as it left them."""
-    record = records.read(call.workdir, call.step.name, call.round_index)
-    if record is None or any(record.get(name) != value for name, value in key.items()):
-        return None
-    for name, path in call.outputs.items():
-        try:
-            artifact.check_sizes(path)
-        except ArtifactError as error:
-            log.debug("step=%s state=unfinished reason=%s", call.step.name, error)
-            return None
-        manifest = artifact.read_manifest(path)
-        if manifest["fingerprint"] != record["outputs"].get(name) or any(manifest.get(part) != value for part, value in key.items()):
-            return None
-    return record
-
-
-def _begin(call: Call, key: dict[str, Any], fresh: bool) -> dict[str, Path]:
+def _begin(call: Call, key: Key, fresh: bool) -> dict[str, Path]:
     """Unfinished folders for the outputs; those of an interrupted call with the same key are kept for the step to go on."""
     partial = {name: artifact.partial_path(path) for name, path in call.outputs.items()}
     for path in partial.values():
@@ -157,7 +100,7 @@ def _mark(partial: Path) -> Path:
     return partial.with_name(partial.name + ".key")
 
 
-def _finish(call: Call, key: dict[str, Any], report: Report, partial: dict[str, Path]) -> dict[str, str]:
+def _finish(call: Call, key: Key, report: Report, partial: dict[str, Path]) -> dict[str, str]:
     """Manifests, checks, and the outputs in place; returns the fingerprint of each."""
     fingerprints = {}
     for name, path in partial.items():
@@ -179,23 +122,25 @@ def _check(paths: dict[str, Path], *, role: Literal["in", "out"]) -> None:
             checks.check(CHECKED[name], path, outcome=found, role=role)
 
 
-def _record(call: Call, key: dict[str, Any], report: Report, fingerprints: dict[str, str], *, seconds: float, worked: float) -> dict[str, Any]:
+def _record(key: Key, report: Report, fingerprints: dict[str, str], *, seconds: float, worked: float) -> dict[str, Any]:
     return {
-        "step": call.step.name,
-        "round": call.round_index,
+        **key,
         "outcome": report.outcome,
-        "numbers": report.numbers,
+        "numbers": finite(report.numbers),
         "reasons": report.reasons,
-        "inputs": key["inputs"],
         "outputs": fingerprints,
-        "params": key["params"],
-        "code": key["code"],
         "finished_at": time.time(),
         "seconds": seconds,
         "seconds_overhead": seconds - worked,
         "peak_memory_mb": peak_memory_mb(),
         "environment": records.environment(),
     }
+
+
+def finite(numbers: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+    """JSON has no word for a number that is not finite: it becomes None, flagged by `<name>_nonfinite`."""
+    lost = [name for name, value in numbers.items() if value is not None and not math.isfinite(value)]
+    return {**numbers, **dict.fromkeys(lost), **{f"{name}_nonfinite": 1 for name in lost}}
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -79,9 +79,8 @@ def relative(path: Path, workdir: Path) -> str:
 
 
 @cache
-def code_hash(step: str) -> str:
-    """Sha256 over the source files that decide what `step` writes."""
-    package = Path(__file__).parent
+def code_hash(step: str, package: Path = Path(__file__).parent) -> str:
+    """Sha256 over the source files that decide what `step` writes: of this rlpipe, or of another one's `package` folder."""
     digest = hashlib.sha256()
     for name in sorted({*CORE, *CODE[step]}):
         place = package / name

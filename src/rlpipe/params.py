@@ -9,17 +9,42 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rlpipe.errors import ConfigError
+
+MAX_WHOLE = 2**53 - 1
+"""The largest whole number that JSON carries exactly everywhere: Kubeflow sends every number of a section as a double."""
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers as ints, at any depth, so that 8 and 8.0 are one value whichever way a section came."""
+    if isinstance(value, dict):
+        return {key: _whole(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(entry) for entry in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_WHOLE:
+        return int(value)
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        raise ValueError(f"whole numbers go up to {MAX_WHOLE} in params, got {value}; give it as a text")
+    return value
+
+
+FreeForm = Annotated[dict[str, Any], BeforeValidator(_whole)]
+"""Settings whose keys another part knows. Whole numbers are ints there: 8.0 is 8."""
+Seed = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 
 
 class Section(BaseModel):
     """Base of every section and every stateless method: frozen, unknown keys refused, defaults checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    spread: ClassVar[frozenset[str]] = frozenset()
+    """Keys that say only how the work is spread over processes: they decide no bytes of what the step as a whole writes."""
 
     def own_code(self, folders: Sequence[Path]) -> dict[str, str]:
         """Content hashes of the user's own code that this section names, by `package.module:Name`; `folders` are searched after `sys.path`."""
@@ -37,9 +62,9 @@ class Stop(Section):
 class Run(Section):
     """Section `run`: what concerns the whole run."""
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Seed of everything sampled."""
-    data_seed: int = Field(0, ge=0)
+    data_seed: Seed = 0
     """Seed of the order in which tasks are visited, and of nothing else."""
     threads: int = Field(0, ge=0)
     """CPU threads of torch; 0 takes the number of cores. Part of what decides the bytes."""
@@ -53,16 +78,15 @@ class Model(Section):
 
     path: str = "smollm2-135m-instruct"
     """A built-in name (`smollm2-135m-instruct`, `char-lm`), a Hugging Face folder, or a Hugging Face id."""
-    char_lm: dict[str, Any] = Field(default_factory=dict)
+    char_lm: FreeForm = Field(default_factory=dict)
     """Settings of the built-in character model, see `rlpipe.testbeds.char_lm.CharLM`."""
 
 
 SHARED = ("run", "model", "engine", "backend")
 STEPS = ("rollout", "filter", "reward", "train", "evaluate")
-TOP_LEVEL = (*SHARED, "tasks", *STEPS, "tracking", "rounds")
+TOP_LEVEL = (*SHARED, "tasks", *STEPS, "tracking", "kubeflow", "rounds")
 
 C = TypeVar("C", bound=BaseModel)
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -194,3 +218,8 @@ def models_in(hints: Sequence[Any]) -> Iterator[type[BaseModel]]:
 def resolved(config: BaseModel) -> dict[str, Any]:
     """The section with every default written out, as plain JSON values."""
     return config.model_dump(mode="json")
+
+
+def deciding(config: Section) -> dict[str, Any]:
+    """`resolved` without the keys that only spread the work."""
+    return config.model_dump(mode="json", exclude=set(config.spread))

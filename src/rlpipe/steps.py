@@ -57,6 +57,7 @@ def configs(raw: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown section or key, a wrong value, or sections that contradict each other.
     """
+    from rlpipe.kubeflow.section import KubeflowConfig
     from rlpipe.tasks import TasksConfig
     from rlpipe.tracking import TrackingConfig
 
@@ -64,6 +65,7 @@ def configs(raw: Mapping[str, Any]) -> dict[str, Any]:
     sections: dict[str, BaseModel] = {name: config(name, raw) for name in layout.MODULES}
     sections["tasks"] = params.section(TasksConfig, raw, "tasks")
     sections["tracking"] = params.section(TrackingConfig, raw, "tracking")
+    sections["kubeflow"] = params.section(KubeflowConfig, raw, "kubeflow")
     _check_together(sections)
     return sections
 
@@ -82,19 +84,31 @@ def _check_together(sections: Mapping[str, Any]) -> None:
 
 
 def resolved(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The params file with every default written out, shared sections once at the top."""
+    """The params file with every default written out, shared sections once at the top; `kubeflow` only where it was given."""
+    return {**unfilled(filled(raw)), "rounds": rounds(raw)}
+
+
+def filled(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each task needs, by task, as plain JSON: its section with every default and the shared sections it uses.
+
+    Raises:
+        ConfigError: see `configs`.
+    """
     sections = configs(raw)
+    wanted = [*layout.ROUND_STEPS, "start", "model", "tasks", "tracking", *(["kubeflow"] if raw.get("kubeflow") is not None else [])]
+    return {name: params.resolved(sections[name]) for name in wanted}
+
+
+def unfilled(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The params, rounds aside, whose filled sections these are; `start`'s stands for `evaluate`'s where that is not among them."""
+    own = {"evaluate" if name == "start" else name: values for name, values in sections.items() if name != "start" or "evaluate" not in sections}
     content: dict[str, Any] = {}
-    for name in layout.ROUND_STEPS:
-        values = params.resolved(sections[name])
+    for name, values in own.items():
         for shared in params.SHARED:
             if shared in values:
-                content[shared] = values.pop(shared)
-        content[name] = values
-    content["model"] = params.resolved(sections["model"])["model"]
-    content["tasks"] = params.resolved(sections["tasks"])
-    content["tracking"] = params.resolved(sections["tracking"])
-    content["rounds"] = rounds(raw)
+                content.setdefault(shared, values[shared])
+        if name not in params.SHARED:
+            content[name] = {key: value for key, value in values.items() if key not in params.SHARED}
     return content
 
 

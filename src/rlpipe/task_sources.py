@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from rlpipe import seeds, tasks
 from rlpipe.errors import ConfigError
 from rlpipe.params import Section, validated
-from rlpipe.tasks import PROCEDURAL, Split, Task, part
+from rlpipe.tasks import PROCEDURAL, Split, Task, TasksConfig, part
 
 Numbers = tuple[int, ...]
 
@@ -183,6 +183,14 @@ def generator(name: str, options: Mapping[str, Any]) -> Generator:
     return validated(GENERATORS[name], options, f"options of {name}")
 
 
+def write(config: TasksConfig, split: Split, path: Path) -> int:
+    """Write the tasks of one split as the params say; returns how many."""
+    source = getattr(config, split)
+    made = make(source.source, split, source.num, source.seed, source.options)
+    tasks.save(path, made)
+    return len(made)
+
+
 def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mapping[str, Any] | None = None) -> list[Task]:
     """Tasks of one part of a source, the same for the same arguments.
 
@@ -199,7 +207,7 @@ def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mappi
     """
     if split not in ("train", "eval"):
         raise ConfigError("unknown split", got=split, accepted="train, eval")
-    if _names_a_file(name):
+    if names_a_file(name):
         return _from_file(Path(name), num, options or {})
     if num is None or num < 1:
         raise ConfigError(f"tasks from {name} need a number", got=num, accepted="1 or more", do="set num")
@@ -210,7 +218,8 @@ def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mappi
     return reasoning_gym_tasks.make(name.removeprefix(GYM), split, num, seed, dict(options or {}))
 
 
-def _names_a_file(name: str) -> bool:
+def names_a_file(name: str) -> bool:
+    """Whether a source is read as a file, not as the name of a generator."""
     return "/" in name or name.endswith((".jsonl", ".parquet")) or Path(name).is_file()
 
 

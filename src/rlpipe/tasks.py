@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError, CheckError
-from rlpipe.params import Section
+from rlpipe.params import FreeForm, Section, Seed
 
 NGRAM = 8
 SHARED_NGRAMS = 0.8
@@ -72,9 +72,9 @@ class Source(Section):
     """`max_of_three`, `sort_three`, `add`, a reasoning-gym generator, or a JSONL or Parquet file."""
     num: int | None = Field(None, ge=1)
     """How many; needed for a generator, all rows of a file when left out."""
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Which problems a generator draws, and in which order; the rows of a file stay in their order."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: FreeForm = Field(default_factory=dict)
     """The generator's own settings."""
 
 

@@ -21,6 +21,8 @@ from pydantic import Field
 from rlpipe import layout
 from rlpipe.params import Section
 from rlpipe.tracking_place import check_reachable, differing, flat, public, quiet, reason, tracking_uri, without_user
+from rlpipe.tracking_registry import Registry, accuracy
+from rlpipe.tracking_runs import Runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -59,7 +61,9 @@ class Tracker:
         config: section `tracking`.
         workdir: the working folder; paths below it are sent relative to it, others as their bare name.
         run_key: hash of what decides the run: resolved params, start policy, tasks.
-        params: the resolved params, nested.
+        params: the resolved params, nested: the whole run's, sent when the run is made; or, where not `complete`,
+            what one step knows of them, sent up to round 1, by when every step has sent its own.
+        tags: tags of the parent run.
 
     Attributes:
         place: the tracking URI without a password, or the path of the sqlite file.
@@ -69,8 +73,18 @@ class Tracker:
         ConfigError: `MLFLOW_TRACKING_URI` names a kind of store that MLflow no longer has.
     """
 
-    def __init__(self, config: TrackingConfig, workdir: Path, run_key: str, params: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        config: TrackingConfig,
+        workdir: Path,
+        run_key: str,
+        params: Mapping[str, Any],
+        *,
+        complete: bool = True,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
         self.enabled, self.problems = config.enabled, []
+        self._complete, self._tags = complete, dict(tags or {})
         self._config, self._workdir, self._key, self._params = config, workdir.absolute(), run_key, params
         self._uri = tracking_uri(self._workdir)
         self.place = self._uri.removeprefix("sqlite:///") if self._uri.startswith("sqlite:") else without_user(self._uri)
@@ -80,7 +94,6 @@ class Tracker:
         self._parent_id = ""
         self._parent_is_new = False
         self._children: dict[int, str] = {}
-        self._model_exists = False
 
     problems: list[str]
 
@@ -106,18 +119,33 @@ class Tracker:
         self._send(f"{step} of round {round_index}", lambda: self._log_step(step, round_index, report_numbers, reasons, inputs, params))
 
     def register_policy(
-        self, round_index: int, policy_folder: Path, *, policy_version: int, fingerprint: str, dvc: str | None, metrics: Mapping[str, Any]
+        self, round_index: int, policy_folder: Path, *, policy_version: int, fingerprint: str, dvc: str | None, metrics: Mapping[str, Any], uri: str = ""
     ) -> str | None:
         """Register a policy, or find the version that this run registered with the same fingerprint; ends the round's run.
 
         With the last of the params' rounds the parent ends too, since steps in processes of their own have no end of the run.
 
+        Args:
+            uri: where the policy is kept, if not in the working folder.
+
         Returns:
             The registered model's version, or None where it could not be sent.
         """
         tags = {"sha256": fingerprint, "dvc": dvc or "", "policy_version": str(policy_version), "run_key": self._key, "round": str(round_index)}
-        tags["path"] = layout.relative(policy_folder, self._workdir)
-        return self._send(f"policy of round {round_index}", lambda: self._register(round_index, policy_folder, tags, metrics))
+        tags["path"] = uri or layout.relative(policy_folder, self._workdir)
+        return self._send(f"policy of round {round_index}", lambda: self._register(round_index, policy_folder, tags, metrics, uri))
+
+    def version_of(self, fingerprint: str) -> str | None:
+        """The version that this run registered of a policy, None where there is none or it could not be asked."""
+        return self._send("registered version", lambda: self._registry().find(fingerprint))
+
+    def finish_tagged(self, tag: str, value: str, status: str) -> None:
+        """End every run with this tag that has not ended, and the rounds in it; `status` is MLflow's."""
+        self._send(f"status {status}", lambda: self._runs().finish_tagged(tag, value, status))
+
+    def rounds_tagged(self, tag: str, value: str) -> list[dict[str, float]] | None:
+        """The metrics of every round of the run with this tag; None where it could not be asked."""
+        return self._send("rounds", lambda: self._runs().rounds_tagged(tag, value))
 
     def promote(self, version: str) -> None:
         """Point the alias `champion` at a registered version."""
@@ -153,6 +181,8 @@ class Tracker:
     def _log_step(self, step: str, round_index: int, numbers: Mapping[str, Any], reasons: Mapping[str, int], inputs: Any, params: Mapping[str, Any]) -> None:
         metrics = self._metrics(step, round_index, {**numbers, **{f"reason/{name}": count for name, count in reasons.items()}})
         client, child = self._client(), self._child(round_index)
+        if not self._complete and round_index <= 1:
+            self._log_params(self._parent(), self._params)
         self._log_params(child, {"round": round_index, **differing(step, params, self._params)}, metrics)
         if step in ("start", "evaluate"):
             course = self._course(child, round_index) if step == "evaluate" else []
@@ -206,17 +236,18 @@ class Tracker:
 
     def _parent(self) -> str:
         if not self._parent_id:
-            self._experiment = self._find_experiment()
             tags = {"rlpipe.run_key": self._key, "rlpipe.role": "run"}
-            self._parent_id, self._parent_is_new = self._find_or_create(f"rlpipe-{self._key[:8]}", tags)
-            if self._parent_is_new:
+            self._parent_id, self._parent_is_new = self._runs().find_or_create(f"rlpipe-{self._key[:8]}", tags)
+            for name, value in self._tags.items():
+                self._client().set_tag(self._parent_id, name, value)
+            if self._parent_is_new and self._complete:
                 self._log_params(self._parent_id, self._params)
         return self._parent_id
 
     def _child(self, round_index: int) -> str:
         if round_index not in self._children:
             tags = {"rlpipe.run_key": self._key, "rlpipe.round": str(round_index), "mlflow.parentRunId": self._parent()}
-            self._children[round_index], _ = self._find_or_create(f"round {layout.round_name(round_index)}", tags)
+            self._children[round_index], _ = self._runs().find_or_create(f"round {layout.round_name(round_index)}", tags, search=not self._parent_is_new)
         return self._children[round_index]
 
     def _find_experiment(self) -> str:
@@ -228,55 +259,22 @@ class Tracker:
         place = (self._workdir / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
         return str(client.create_experiment(name, artifact_location=place))
 
-    def _find_or_create(self, name: str, tags: dict[str, str]) -> tuple[str, bool]:
-        if not self._parent_is_new:
-            wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-            found = self._client().search_runs([self._experiment], wanted, max_results=1, order_by=["attributes.start_time ASC"])
-            if found:
-                return self._going_on(found[0].info.run_id, found[0].info.status), False
-        return str(self._client().create_run(self._experiment, tags=tags, run_name=name).info.run_id), True
-
-    def _going_on(self, run_id: str, status: str) -> str:
-        """A run that failed is RUNNING again; one that is FINISHED stays so, since a step run again need not lead to another evaluation."""
-        if status not in ("RUNNING", "FINISHED"):
-            self._client().update_run(run_id, status="RUNNING")
-        return run_id
-
-    def _register(self, round_index: int, folder: Path, tags: dict[str, str], metrics: Mapping[str, Any]) -> str:
-        client, name, child = self._client(), self._config.registered_model, self._child(round_index)
-        self._ensure_model(name)
-        found = client.search_model_versions(f"name = '{name}' and tags.sha256 = '{tags['sha256']}' and tags.run_key = '{self._key}'", max_results=1)
-        if found:
-            version = str(found[0].version)
-        else:
-            version = str(client.create_model_version(name, self._source(folder, tags, child), run_id=child, tags={**tags, **_accuracy(metrics)}).version)
-        client.set_terminated(child)
+    def _register(self, round_index: int, folder: Path, tags: dict[str, str], metrics: Mapping[str, Any], uri: str) -> str:
+        child = self._child(round_index)
+        version = self._registry().register(folder, child, {**tags, **accuracy(metrics)}, uri)
+        self._client().set_terminated(child)
         del self._children[round_index]
         if 0 < round_index == len(self._params.get("rounds", ())):
-            client.set_terminated(self._parent())
+            self._client().set_terminated(self._parent())
             self._forget()
         return version
 
-    def _source(self, folder: Path, tags: dict[str, str], child: str) -> str:
-        """Where the version's bytes are: a copy in the artifact store if small, else what DVC holds."""
-        num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        tags["bytes"] = str(num_bytes)
-        if num_bytes < self._config.copy_below_mb * 1e6:
-            self._client().log_artifacts(child, str(folder), "policy")
-            return f"runs:/{child}/policy"
-        return f"dvc://{tags['dvc'] or tags['sha256']}/{tags['path']}"
+    def _runs(self) -> Runs:
+        self._experiment = self._experiment or self._find_experiment()
+        return Runs(self._client(), self._experiment)
 
-    def _ensure_model(self, name: str) -> None:
-        if not self._model_exists:
-            if not self._client().search_registered_models(f"name = '{name}'", max_results=1):
-                self._client().create_registered_model(name)
-            self._model_exists = True
-
-
-def _accuracy(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """What evaluate measured, as a tag of the version; a version is registered whatever the numbers are."""
-    value = metrics.get("greedy_accuracy")
-    return {"greedy_accuracy": f"{value:.6g}"} if value is not None and math.isfinite(value) else {}
+    def _registry(self) -> Registry:
+        return Registry(self._client(), self._config.registered_model, self._key, self._config.copy_below_mb)
 
 
 def _open(uri: str, timeout: int) -> MlflowClient:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
 import socket
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,20 @@ def tracking_uri(workdir: Path) -> str:
             do=f"unset {URI} to use mlflow.db in the working folder, or convert the folder with `mlflow migrate-filestore`",
         )
     return uri
+
+
+def params_key(resolved: Mapping[str, Any]) -> str:
+    """Hash of a run's resolved params; where it runs (`kubeflow`) does not count."""
+    return _hash({name: value for name, value in resolved.items() if name != "kubeflow"})
+
+
+def run_key(params: str, start_policy: str, tasks: Sequence[str]) -> str:
+    """Hash of what decides a run: the key of its params, the fingerprints of its start policy and of its tasks."""
+    return _hash([params, start_policy, *tasks])
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def without_user(text: str) -> str:

@@ -1,4 +1,4 @@
-"""DVC: a working folder as a DVC workspace, and outputs made outside DVC recorded in it. The only file that imports dvc.
+"""DVC: a working folder as a DVC workspace, outputs made outside DVC recorded in it, and sent to a remote. The only file that imports dvc.
 
 Outputs reach DVC's cache by hard link (`cache.type = hardlink,copy`): the file in the workspace and the one in the cache are
 the same bytes on disk, read-only, so a policy of 600 MB costs its md5 and nothing else. The price: a program that writes into
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpipe.errors import ArtifactError, RlpipeError, StorageError
+from rlpipe.redaction import without_secrets
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -51,12 +52,13 @@ def ensure_repo(workdir: Path) -> None:
             _do_without_git(workdir)
 
 
-def commit(workdir: Path, stages: Sequence[str]) -> None:
+def commit(workdir: Path, stages: Sequence[str], *, deps_from_lock: bool = False) -> None:
     """Record finished outputs as `dvc commit -f` does: cache, `dvc.lock`, and the workspace linked to the cache.
 
     Args:
         workdir: the folder with `dvc.yaml`.
         stages: names such as `start` or `rollout@0`.
+        deps_from_lock: a dependency that is not in the workspace has the hash that `dvc.lock` records for it as an output.
 
     Raises:
         ArtifactError: an output or a dependency of a stage is missing.
@@ -71,14 +73,107 @@ def commit(workdir: Path, stages: Sequence[str]) -> None:
 
         # `Repo.commit` takes one stage and reads and writes the whole lock file for it, which grows with the rounds
         with lock_repo(repo):
-            found = {stage.name: stage for stage in repo.stage.load_all(str(workdir / "dvc.yaml"))}
+            file = str(workdir / "dvc.yaml")
+            # the index also has what other files of the repository track, and costs more
+            every = repo.index.stages if deps_from_lock else repo.stage.load_all(file)
+            found = {stage.name: stage for stage in every if stage.path == file}
             if unknown := [name for name in stages if name not in found]:
                 raise VersioningError("no such stage in dvc.yaml", got=", ".join(unknown), accepted=", ".join(found))
             wanted = [found[name] for name in stages]
             for stage in wanted:
-                stage.save()
+                if deps_from_lock:
+                    _complete(stage.deps, {out.fs_path: out for other in every for out in other.outs})
+                stage.save(allow_missing=deps_from_lock, run_cache=not deps_from_lock)
+                # refuses a missing output whatever the line above allowed
                 stage.commit()
             wanted[0].dvcfile.dump_stages(wanted, update_pipeline=False)
+
+
+def _complete(deps: Sequence[Any], outs: Mapping[str, Any]) -> None:
+    """Give the dependencies that are not here the hashes of the outputs that they are."""
+    for dep in (dep for dep in deps if not dep.exists):
+        out = outs.get(dep.fs_path)
+        if out is None or not out.hash_info:
+            do = "record the stage that writes it first, or add the file to the repository"
+            raise ArtifactError("a dependency is neither in the folder nor recorded as an output in dvc.lock", got=str(dep), do=do)
+        dep.hash_name, dep.hash_info, dep.meta, dep.files = out.hash_name, out.hash_info, out.meta, out.files
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's content by reference where the file system can (reflink), byte for byte elsewhere; never a link to the same file."""
+    from dvc_objects.fs.utils import copyfile
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    copyfile(str(source), str(target))
+
+
+def detach(workdir: Path, remote: str | None, state: Path) -> str:
+    """Make a fresh clone's DVC depend on nothing of this machine: own cache, hard links, state in `state`, all in `.dvc/config.local`.
+
+    Returns the name of the remote. One that is not the repository's default becomes it, so that a plain `dvc pull` finds what is pushed.
+
+    Raises:
+        VersioningError: no DVC workspace, no such remote, or one that lies in a folder of the clone.
+    """
+    root = _root(workdir.absolute())
+    if root is None:
+        raise VersioningError("the repository has no DVC workspace there", got=workdir.name, do="run `dvc init` (in a subfolder with --subdir) and commit .dvc")
+    with _explained(workdir):
+        from dvc.config import Config
+        from dvc.config_schema import RelPath
+
+        config = Config(str(root / ".dvc"))
+        name, remotes = remote or config["core"].get("remote"), config["remote"]
+        if name not in remotes:
+            do = "run `dvc remote add -d NAME URL`, commit .dvc/config and name that commit; a remote of DVC's global config will do too"
+            raise VersioningError("the DVC remote is not configured", got=name or "no default remote", accepted=", ".join(remotes) or None, do=do)
+        if isinstance(remotes[name]["url"], RelPath):
+            raise VersioningError(f"the DVC remote {name} is a folder relative to the clone, which is removed", accepted="a URL or an absolute path")
+        with config.edit("local") as local:
+            local.update(core={**CORE, "site_cache_dir": str(state)}, cache={"type": CACHE_TYPES, "dir": str(root / ".dvc" / "cache")})
+        if config["core"].get("remote") != name and name in config.read("repo")["remote"]:
+            with config.edit("repo") as own:
+                own["core"]["remote"] = name
+        return str(name)
+
+
+def forget(workdir: Path, groups: Sequence[str]) -> None:
+    """Drop from `dvc.lock` what was recorded for the stages of these names, all entries of a `foreach` too."""
+    with _explained(workdir):
+        from dvc.utils.serialize import modify_yaml
+
+        if (lock := workdir / "dvc.lock").is_file():
+            with modify_yaml(str(lock)) as content:
+                stages = content.get("stages") or {}
+                content["stages"] = {name: stage for name, stage in stages.items() if name.partition("@")[0] not in groups}
+
+
+def push(workdir: Path, hashes: Iterable[str], remote: str) -> None:
+    """Send what the cache holds under these hashes of `dvc.lock` to a remote, and make sure that it is there.
+
+    Raises:
+        VersioningError: the remote refused, cannot be reached, or lacks some of it afterwards.
+    """
+    with _explained(workdir), _causes() as causes:
+        from dvc.exceptions import DvcException
+        from dvc_data.hashfile.hash_info import HashInfo
+        from dvc_data.hashfile.status import compare_status
+        from dvc_data.hashfile.transfer import transfer
+
+        repo, wanted = _repo(_known_root(workdir.absolute())), [HashInfo("md5", value) for value in hashes]
+        here, there = repo.cache.local, repo.cloud.get_remote_odb(remote, "push")
+        # not shallow: the files of a folder too, not its listing alone
+        transfer(here, there, wanted, shallow=False)
+        status = compare_status(here, there, wanted, shallow=False, check_deleted=False)
+        if missing := status.new | status.missing:
+            raise DvcException(f"{len(missing)} files did not reach the remote {remote}: {'; '.join(causes[:3]) or 'not in the cache'}")
+
+
+def close(workdir: Path) -> None:
+    """Forget an opened workspace, such as a clone that is about to be removed."""
+    if (root := _root(workdir.absolute())) is not None:
+        _repo(root).close()
+        _repo.cache_clear()
 
 
 def dvc_hash(path: Path) -> str:
@@ -163,6 +258,19 @@ def _quiet() -> None:
 
 
 @contextmanager
+def _causes() -> Iterator[list[str]]:
+    """What DVC logs about files it could not send, kept from the terminal: its exception only counts them."""
+    causes: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("dvc_data")
+    handler.emit = lambda record: causes.append(str(record.exc_info[1] if record.exc_info else record.getMessage()))  # type: ignore[method-assign]
+    handlers, logger.handlers, logger.propagate = logger.handlers, [handler], False
+    try:
+        yield causes
+    finally:
+        logger.handlers, logger.propagate = handlers, True
+
+
+@contextmanager
 def _explained(place: Path) -> Iterator[None]:
     """Say in one message what DVC raises."""
     _quiet()
@@ -180,9 +288,13 @@ def _explained(place: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, RlpipeError):
             raise
-        raise StorageError("DVC cannot write", got=f"{type(error).__name__}: {error}", do="make the folder writable or free some space") from error
+        raise StorageError(
+            "DVC cannot write", got=without_secrets(f"{type(error).__name__}: {error}"), do="make the folder writable or free some space"
+        ) from error
     except DvcException as error:
         cause = error.__cause__
         if isinstance(cause, OSError):
             raise StorageError("DVC cannot write", got=f"{type(cause).__name__}: {cause}", do="make the folder writable or free some space") from error
-        raise VersioningError(f"DVC refused to work in {place}", got=str(error), do="see `dvc doctor` and `dvc status`") from error
+        told = without_secrets(str(error))
+        # a traceback would show what the message leaves out
+        raise VersioningError(f"DVC refused to work in {place}", got=told, do="see `dvc doctor` and `dvc status`") from (error if told == str(error) else None)

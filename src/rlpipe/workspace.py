@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -59,15 +59,15 @@ def prepare(workdir: Path, given: Path | None, assignments: Sequence[str], num_r
     sections = steps.configs(raw)
     check_custom([*sections["reward"].rewards, *sections["evaluate"].rewards], [workdir, Path.cwd()])
     workdir.mkdir(parents=True, exist_ok=True)
-    _write_params(workdir, source, raw)
-    _write_pipeline(workdir, raw)
+    write_params(workdir, raw)
+    write_pipeline(workdir, raw)
     from rlpipe import versioning
 
     versioning.ensure_repo(workdir)
     return raw
 
 
-def _write_params(workdir: Path, source: Path, raw: dict[str, Any]) -> None:
+def write_params(workdir: Path, raw: dict[str, Any]) -> None:
     """Write the resolved params unless the folder's own file already says the same."""
     own = workdir / PARAMS
     if own.is_file():
@@ -77,12 +77,17 @@ def _write_params(workdir: Path, source: Path, raw: dict[str, Any]) -> None:
         kept = next(place for i in range(1, 1000) if not (place := own.with_name(f"{PARAMS}.{i}.orig")).exists())
         own.replace(kept)
         log.info("params=%s state=replaced kept=%s", PARAMS, kept.name)
+    artifact.write_text(own, params_text(steps.resolved(raw)))
+
+
+def params_text(resolved: Mapping[str, Any]) -> str:
+    """Resolved params as the text of a `params.yaml` that rlpipe wrote."""
     text = StringIO()
-    _yaml().dump(steps.resolved(raw), text)
-    artifact.write_text(own, MARK + text.getvalue())
+    _yaml().dump(dict(resolved), text)
+    return MARK + text.getvalue()
 
 
-def _write_pipeline(workdir: Path, raw: dict[str, Any]) -> None:
+def write_pipeline(workdir: Path, raw: dict[str, Any]) -> None:
     """Write the shipped `dvc.yaml`, its deps on rlpipe's source replaced by those on the user's files; one written by hand is left alone."""
     own = workdir / PIPELINE
     present = own.read_text(encoding="utf-8") if own.is_file() else None
@@ -139,6 +144,11 @@ def _yaml() -> Any:
     return yaml
 
 
+def lock_place(workdir: Path) -> Path:
+    """The lock file of a working folder."""
+    return workdir / ".rlpipe" / "lock"
+
+
 @contextmanager
 def locked(workdir: Path) -> Iterator[None]:
     """Keep a working folder to one run; the lock of a dead process is free at once.
@@ -148,7 +158,7 @@ def locked(workdir: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    place = workdir / ".rlpipe" / "lock"
+    place = lock_place(workdir)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:

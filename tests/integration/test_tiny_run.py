@@ -2,32 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rlpipe import dataset
-from tests.integration.conftest import ROOT
-
-TINY = ROOT / "configs/tiny.yaml"
-
-
-def run(workdir: Path, *options: str) -> list[dict]:
-    """`rlpipe run` in a process of its own; the rows of its table."""
-    command = [sys.executable, "-m", "rlpipe.cli", "run", "--params", str(TINY), "--workdir", str(workdir), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((workdir / "reports/run.json").read_text())["rounds"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one finished tiny run; not to be changed."""
-    workdir = tmp_path_factory.mktemp("tiny")
-    run(workdir)
-    return workdir
+from tests.integration.conftest import run_tiny
 
 
 @pytest.fixture
@@ -50,7 +30,7 @@ def test_sampled_reward_rises(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.deepspeed
 def test_deepspeed_trains_as_torch_does(tiny: Path, with_model: Path) -> None:
-    (row,) = run(with_model, "--rounds", "1", "--set", "backend={type: deepspeed, dtype: float32}")
+    (row,) = run_tiny(with_model, "--rounds", "1", "--set", "backend={type: deepspeed, dtype: float32}")
     first = json.loads((tiny / "reports/run.json").read_text())["rounds"][0]
     assert row["optimizer_steps"] == first["optimizer_steps"]
     assert row["sampled_reward"] == first["sampled_reward"]
@@ -61,7 +41,7 @@ def test_deepspeed_trains_as_torch_does(tiny: Path, with_model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_vllm_generates_what_the_trainer_computes(tiny: Path, with_model: Path) -> None:
-    (row,) = run(with_model, "--rounds", "1", "--set", "engine={type: vllm, dtype: float32}")
+    (row,) = run_tiny(with_model, "--rounds", "1", "--set", "engine={type: vllm, dtype: float32}")
     first = json.loads((tiny / "reports/run.json").read_text())["rounds"][0]
     assert row["logprob_gap_max"] <= 1e-3
     assert row["groups"] == first["groups"]

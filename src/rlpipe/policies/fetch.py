@@ -49,7 +49,7 @@ def fetch(name_or_path: str, out: Path, settings: Mapping[str, Any] | None = Non
     if name_or_path == CHAR_LM:
         char_lm.make(validated(char_lm.CharLM, settings or {}, "model.char_lm"), out)
     elif name_or_path == smollm2.NAME:
-        _place(smollm2.cached(_cache()), out, link=True)
+        _place(smollm2.cached(cache_folder()), out, link=True)
     elif (folder := Path(name_or_path).expanduser()).is_dir():
         # copied: the folder is the user's, who may write over it
         _place(folder, out, link=False)
@@ -124,5 +124,6 @@ def cleaned(text: str) -> str:
     return json.dumps({key: value for key, value in content.items() if key not in NOT_KEPT}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where models that were made or converted here are kept."""
     return Path(os.environ.get("RLPIPE_CACHE") or Path.home() / ".cache" / "rlpipe")

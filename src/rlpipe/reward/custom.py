@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from rlpipe.params import FreeForm
 from rlpipe.reward.base import Attempt, Reward
 from rlpipe.tasks import Task
 
@@ -26,8 +27,8 @@ class Custom(Reward):
     type: Literal["custom"] = "custom"
     path: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
     """`package.module:Name`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
+    args: FreeForm = Field(default_factory=dict)
+    """Keyword arguments of the class; whole numbers come as ints."""
     whole: bool = False
     """Pass the whole `rlpipe.trajectory.Trajectory`, arrays included, instead of an `Attempt`: slower."""
 

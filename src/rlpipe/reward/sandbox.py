@@ -45,6 +45,11 @@ class Sandbox:
         """Where the children look for modules after `sys.path`: the current folder, unless `look_in` named others."""
         return self._folders or (Path.cwd(),)
 
+    @property
+    def pid(self) -> int | None:
+        """The template's process id, of which the workers are children; None while nothing runs."""
+        return self._template.pid if self._template else None
+
     def look_in(self, folders: Sequence[Path]) -> None:
         """Let the children look for modules in `folders`, after `sys.path`."""
         wanted = tuple(folder.absolute() for folder in folders)

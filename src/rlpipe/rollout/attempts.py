@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from rlpipe import artifact, dataset
 from rlpipe.columns import from_batch, to_batch
 from rlpipe.engines.base import Engine
+from rlpipe.errors import ConfigError
 from rlpipe.policies import causal_lm
 from rlpipe.progress import track
 from rlpipe.rollout.generate import Origin, generate
@@ -41,10 +42,10 @@ class Rollout:
         found = [render(self.tokenizer, task, f"{self.origin.round_index:02d}/{visit.task_id}/{visit.visit}") for task, visit in visits]
         return split_by_length(found, self.config.max_new_tokens, self.engine.max_length)
 
-    def make(self, prompts: Sequence[Prompt], folder: Path) -> None:
-        """Write the chunks that are not there yet."""
+    def make(self, prompts: Sequence[Prompt], folder: Path, chunks: range) -> None:
+        """Write those of the round's chunks that are not there yet."""
         size = self.config.engine.chunk_groups
-        for k in track(range(num_chunks(len(prompts), size)), total=num_chunks(len(prompts), size), label="rollout"):
+        for k in track(chunks, total=len(chunks), label="rollout"):
             path = chunk_path(folder, k)
             if not path.is_file():
                 chunk = prompts[k * size : (k + 1) * size]
@@ -63,9 +64,22 @@ def split_by_length(prompts: Sequence[Prompt], max_new_tokens: int, max_length: 
     return fitting, rejected
 
 
-def num_chunks(num_prompts: int, size: int) -> int:
-    """Chunks that `num_prompts` make."""
-    return -(-num_prompts // size)
+def chunks_of(num_prompts: int, config: Config, shard_index: int = -1) -> range:
+    """The chunks that one shard makes of those that `num_prompts` make, or all of them for -1.
+
+    Shards take whole chunks one after the other, as evenly as that goes; a shard beyond the last chunk takes none.
+
+    Raises:
+        ConfigError: there is no such shard.
+    """
+    total = -(-num_prompts // config.engine.chunk_groups)
+    if shard_index == -1:
+        return range(total)
+    if not 0 <= shard_index < config.shards:
+        raise ConfigError("no such shard of the rollout", got=shard_index, accepted=f"0 to {config.shards - 1}, or -1 for all", do="set rollout.shards")
+    each, left = divmod(total, config.shards)
+    first = shard_index * each + min(shard_index, left)
+    return range(first, first + each + (shard_index < left))
 
 
 def chunk_path(folder: Path, k: int) -> Path:
@@ -83,15 +97,20 @@ def write_chunk(path: Path, groups: Iterable[Group]) -> None:
     os.replace(partial, path)
 
 
-def gather(folder: Path, num_prompts: int, size: int) -> Counts:
+def join(folder: Path, chunks: range) -> Counts:
     """Turn the chunks into the dataset's shards, and count what is in them."""
+    counts = write_rows(folder, (batch for k in chunks for batch in dataset.read_shard(chunk_path(folder, k))))
+    shutil.rmtree(folder / CHUNKS, ignore_errors=True)
+    return counts
+
+
+def write_rows(folder: Path, batches: Iterable[pa.RecordBatch]) -> Counts:
+    """Write a dataset, the same bytes however its rows are spread over batches, and count what is in it."""
     counts = Counts()
-    paths = [chunk_path(folder, k) for k in range(num_chunks(num_prompts, size))]
     with dataset.Writer(folder) as writer:
-        for batch in row_groups(batch for path in paths for batch in dataset.read_shard(path)):
+        for batch in row_groups(batches):
             writer.write_batch(batch)
             counts.add(from_batch(batch))
-    shutil.rmtree(folder / CHUNKS, ignore_errors=True)
     return counts
 
 
@@ -112,11 +131,6 @@ def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches)
-
-
-def write_nothing(folder: Path) -> None:
-    """A dataset without rows."""
-    dataset.write(folder, [])
 
 
 @dataclass

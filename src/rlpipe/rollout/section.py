@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field, field_validator
 
 from rlpipe.engines import EngineConfig, Sampling, Torch
@@ -30,6 +32,10 @@ class Config(Section):
     """Texts that end a completion; the token that completes one is kept and trained."""
     max_new_tokens: PositiveInt = 16
     selector: Selector = Uniform()
+    shards: PositiveInt = 1
+    """Pods that make a round's attempts on Kubeflow, whole chunks each; elsewhere one process makes them all, and the bytes are the same."""
+
+    spread: ClassVar[frozenset[str]] = frozenset({"shards"})
 
     @field_validator("top_p")
     @classmethod

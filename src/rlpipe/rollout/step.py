@@ -18,15 +18,27 @@ PROGRESS = "progress.json"
 
 
 def run(
-    config: Config, *, policy: In, tasks: In, progress_in: In, history_in: In, evaluation_in: In, trajectories: Out, progress: Out, round_index: int
+    config: Config,
+    *,
+    policy: In,
+    tasks: In,
+    progress_in: In,
+    history_in: In,
+    evaluation_in: In,
+    trajectories: Out,
+    progress: Out,
+    round_index: int,
+    shard_index: int = -1,
 ) -> Report:
-    """Attempt the next tasks with the current policy; an interrupted call goes on after the last finished chunk."""
+    """Attempt the next tasks with the current policy; an interrupted call goes on after the last finished chunk.
+
+    A shard selects what the whole round selects and attempts its own chunks of that; `rollout.gather` joins shards.
+    """
     from rlpipe.rollout import attempts
 
     if stopped(evaluation_in):
-        attempts.write_nothing(trajectories)
         artifact.copy_contents(progress_in, progress)
-        return Report(numbers=attempts.Counts().numbers(), outcome="stopped")
+        return Report(attempts.write_rows(trajectories, []).numbers(), outcome="stopped")
     known = {task.task_id: task for task in task_files.load(tasks)}
     visits, state = select(config, progress_in, list(known))
     with config.engine.open(policy, config.run.threads) as engine:
@@ -36,11 +48,13 @@ def run(
             got = f"{len(rejected)} prompts, the first of {rejected[0]['num_tokens']} tokens"
             accepted = f"a prompt and rollout.max_new_tokens ({config.max_new_tokens}) within {engine.max_length} tokens together"
             raise ConfigError("no task of this round fits the model", got=got, accepted=accepted, do="lower rollout.max_new_tokens or shorten the prompts")
-        rollout.make(prompts, trajectories)
-    counts = attempts.gather(trajectories, len(prompts), config.engine.chunk_groups)
+        chunks = attempts.chunks_of(len(prompts), config, shard_index)
+        rollout.make(prompts, trajectories, chunks)
+    counts = attempts.join(trajectories, chunks)
     artifact.write_json(progress / PROGRESS, {"round": round_index, "selector": {"type": config.selector.type, "state": state}})
     facts = {"policy_versions": {str(rollout.policy_version): artifact.content_key(policy)}, "rejected_prompts": rejected}
-    return Report(counts.numbers(num_rejected=len(rejected)), counts.reasons(num_rejected=len(rejected)), facts=facts)
+    outcome = None if chunks else "empty"
+    return Report(counts.numbers(num_rejected=len(rejected)), counts.reasons(num_rejected=len(rejected)), outcome, facts)
 
 
 def stopped(evaluation: Path) -> bool:

@@ -12,13 +12,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from rlpipe import artifact, seeds, task_sources
 from rlpipe.errors import ConfigError
-from rlpipe.params import Section
+from rlpipe.params import FreeForm, Section, Seed
 from rlpipe.policies import causal_lm
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class CharLM(Section):
 
     task: Literal["sort_three", "max_of_three", "none"] = "sort_three"
     """Whose format the supervised start teaches; `none` leaves the random weights."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: FreeForm = Field(default_factory=dict)
     """The task source's own settings, as in `tasks.train.options`."""
     alphabet: str = Field(ALPHABET, min_length=1)
     """The characters it knows, one token each; any other is one unknown token."""
@@ -49,7 +49,7 @@ class CharLM(Section):
     format_steps: int = Field(500, ge=0)
     batch: int = Field(64, ge=1)
     learning_rate: float = Field(3e-3, gt=0)
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> CharLM:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlpipe.errors import TrainingError
 from rlpipe.policies.packing import Batch, Packing, Row, ScoredSequence, collate, pack
+from rlpipe.train.ranks import ALONE, Ranks
 from rlpipe.trajectory import Trajectory
 
 
@@ -66,6 +67,8 @@ class MicroBatch:
     group_ids: tuple[str, ...]
     owners: tuple[tuple[int, int], ...]
     """(group, attempt) positions among the groups given, in K order."""
+    idle: bool = False
+    """Weighs nothing and counts nowhere: it keeps a rank without rows in step with the others."""
 
 
 def sequence_of(trajectory: Trajectory) -> ScoredSequence:
@@ -83,14 +86,20 @@ def weighted(groups: Sequence[TrainGroup], aggregation: Callable[[np.ndarray], n
     return [replace(group, attempts=tuple(replace(attempt, weight=next(weights)) for attempt in group.attempts)) for group in groups]
 
 
-def micro_batches(groups: Sequence[TrainGroup], micro_batch: int, max_row_tokens: int, packing: Packing) -> list[MicroBatch]:
-    """Packed rows of each group, `micro_batch` rows at a time, rows of like length together to save padding."""
+def micro_batches(groups: Sequence[TrainGroup], micro_batch: int, max_row_tokens: int, packing: Packing, ranks: Ranks = ALONE) -> list[MicroBatch]:
+    """This rank's packed rows of all groups, `micro_batch` rows at a time, rows of like length together to save padding.
+
+    Every rank gets as many micro-batches, since all take part in each exchange of gradients.
+    """
     rows: list[tuple[int, Row]] = []
     for place, group in enumerate(groups):
         sequences = [sequence_of(attempt.trajectory) for attempt in group.attempts]
         rows += [(place, row) for row in pack(sequences, max_row_tokens, shared=packing == "prefix")]
     rows.sort(key=lambda entry: len(entry[1].token_ids))
-    return [_micro_batch(groups, rows[start : start + micro_batch]) for start in range(0, len(rows), micro_batch)]
+    mine = ranks.share(rows)
+    made = [_micro_batch(groups, mine[start : start + micro_batch]) for start in range(0, len(mine), micro_batch)]
+    missing = -(-ranks.largest_share(len(rows)) // micro_batch) - len(made)
+    return made + [_idle(groups, rows[0])] * missing if missing else made
 
 
 def _micro_batch(groups: Sequence[TrainGroup], rows: Sequence[tuple[int, Row]]) -> MicroBatch:
@@ -102,6 +111,11 @@ def _micro_batch(groups: Sequence[TrainGroup], rows: Sequence[tuple[int, Row]]) 
         group_ids=tuple(dict.fromkeys(groups[place].group_id for place, _ in rows)),
         owners=owners,
     )
+
+
+def _idle(groups: Sequence[TrainGroup], row: tuple[int, Row]) -> MicroBatch:
+    micro = _micro_batch(groups, [row])
+    return replace(micro, tokens=replace(micro.tokens, weights=np.zeros_like(micro.tokens.weights)), idle=True)
 
 
 def _tokens(attempts: Sequence[Attempt]) -> Tokens:

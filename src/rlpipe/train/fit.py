@@ -15,6 +15,7 @@ from rlpipe.policies import causal_lm, fitness
 from rlpipe.step import Report
 from rlpipe.train.backends import Backend
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
+from rlpipe.train.ranks import ALONE, Ranks
 from rlpipe.train.reference import Reference
 from rlpipe.train.signal import find_signal
 from rlpipe.train.trainable import hold_frozen_in_bfloat16, mark
@@ -23,6 +24,7 @@ from rlpipe.trajectory import Group
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from rlpipe.train.section import Config
 
@@ -36,23 +38,25 @@ def fit(
     policy: Path,
     round_index: int,
     dropped: Mapping[str, int] = MappingProxyType({}),
+    ranks: Ranks = ALONE,
 ) -> Report:
     """Train `policy_in` on groups, from one dataset or several, and write `policy`; see `rlpipe.train.step.run`.
 
-    `dropped` says how many trajectories and groups the steps before took out, and why, for the message when nothing is left.
+    All `ranks` call this with the same arguments and get the same report; the first writes. `dropped` says how many
+    trajectories and groups the steps before took out, and why, for the message when nothing is left.
     """
     import torch
 
-    torch.set_num_threads(config.run.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.run.threads or max(1, (os.cpu_count() or 1) // ranks.per_node))
     groups = list(groups)
     start = find_start(policy_in, evaluation_in, config.start_from)
-    reference = Reference(config, policy_in, start)
+    reference = Reference(config, policy_in, start, ranks)
     signal = find_signal(groups, config, reference)
     counts: dict[str, float | int | None] = {**_lengths(groups), "num_groups": len(groups), "num_groups_with_signal": len(signal.groups)}
     if not signal.groups or (config.drop_last and len(signal.groups) < config.groups_per_step):
         _stop_without_signal(config, {"num_groups": len(groups), **dropped, **signal.reasons})
-        return pass_on(policy_in, policy, "no_signal", {**counts, "num_groups_dropped": len(signal.groups)}, signal.reasons)
-    backend = open_backend(config, start, groups)
+        return pass_on(policy_in, policy if ranks.first else None, "no_signal", {**counts, "num_groups_dropped": len(signal.groups)}, signal.reasons)
+    backend = open_backend(config, start, groups, ranks)
     try:
         updated = update(signal.groups, backend, config, version=start.version, round_index=round_index, incoming=start.incoming)
         _save(config, backend, policy_in, policy, start, updated.version)
@@ -62,7 +66,7 @@ def fit(
     return Report({**counts, **updated.numbers, "policy_version": updated.version}, signal.reasons, facts=facts)
 
 
-def open_backend(config: Config, start: Start, groups: Iterable[Group]) -> Backend:
+def open_backend(config: Config, start: Start, groups: Iterable[Group], ranks: Ranks = ALONE) -> Backend:
     """The backend with the start's weights and, where it is kept, its optimizer state."""
     module = causal_lm.load_module(start.folder)
     shared = config.packing == "prefix"
@@ -71,7 +75,7 @@ def open_backend(config: Config, start: Start, groups: Iterable[Group]) -> Backe
     mark(module, config.trainable)
     if config.backend.dtype == "bfloat16":
         hold_frozen_in_bfloat16(module)
-    backend = config.backend.open(module, config.adamw())
+    backend = config.backend.open(module, config.adamw(), ranks)
     if config.optimizer_state == "keep" and start.optimizer is not None:
         from safetensors.torch import load_file
 
@@ -79,10 +83,11 @@ def open_backend(config: Config, start: Start, groups: Iterable[Group]) -> Backe
     return backend
 
 
-def pass_on(policy_in: Path, policy: Path, outcome: str, numbers: dict[str, float | int | None], reasons: dict[str, int] | None = None) -> Report:
-    """Hand the policy on byte for byte, with the outcome that says why."""
-    _empty(policy)
-    artifact.copy_contents(policy_in, policy)
+def pass_on(policy_in: Path, policy: Path | None, outcome: str, numbers: dict[str, float | int | None], reasons: dict[str, int] | None = None) -> Report:
+    """Hand the policy on byte for byte (None: another rank does), with the outcome that says why."""
+    if policy is not None:
+        _empty(policy)
+        artifact.copy_contents(policy_in, policy)
     version = causal_lm.policy_version(policy_in)
     counts = {"optimizer_steps": 0, "num_tokens_trained": 0, "num_groups_with_signal": 0, "num_groups_dropped": 0, "policy_version": version}
     return Report({**counts, **numbers}, reasons or {}, outcome, {"policy_version": version, "policy_version_in": version})
@@ -101,15 +106,26 @@ def _lengths(groups: list[Group]) -> dict[str, float | int | None]:
 
 
 def _save(config: Config, backend: Backend, policy_in: Path, policy: Path, start: Start, version: int) -> None:
-    _empty(policy)
+    """Write whole weights and whole moments, however ranks share them: any number of ranks goes on from them."""
     state: dict[str, int] = {"policy_version": version}
-    frozen = {name for name, value in backend.module.named_parameters() if not value.requires_grad}
-    narrow = {name: dtype for name, dtype in causal_lm.stored_dtypes(start.folder).items() if name in frozen}
+    tensors: dict[str, torch.Tensor] = {}
     if config.optimizer_state == "keep":
         tensors, state["optimizer_steps"] = backend.optimizer_state()
-        _save_optimizer(policy / OPTIMIZER, tensors)
+    with backend.whole_weights():
+        if backend.ranks.first:
+            _write(config, backend.module, tensors, policy_in, policy, start, state)
+
+
+def _write(
+    config: Config, module: PreTrainedModel, moments: dict[str, torch.Tensor], policy_in: Path, policy: Path, start: Start, state: dict[str, int]
+) -> None:
+    _empty(policy)
+    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
+    narrow = {name: dtype for name, dtype in causal_lm.stored_dtypes(start.folder).items() if name in frozen}
+    if config.optimizer_state == "keep":
+        _save_optimizer(policy / OPTIMIZER, moments)
     state |= carry_modules(config.start_from, config.kl, policy_in, policy, start)
-    causal_lm.save(policy, backend.module, start.folder, state, narrow)
+    causal_lm.save(policy, module, start.folder, state, narrow)
 
 
 def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlpipe import artifact
-from rlpipe.errors import ArtifactError
+from rlpipe.errors import ArtifactError, ConfigError
 from rlpipe.policies import causal_lm
 from rlpipe.train.kl import Kl
 
@@ -58,6 +58,44 @@ def find_start(policy_in: Path, evaluation_in: Path, start_from: Literal["latest
             "the champion's weights are not in the policy folder", got=got, do="use train.start_from: champion from the first round on, or latest"
         )
     return Start(policy_in / CHAMPION, version, (policy_in / CHAMPION, wanted), incoming=False)
+
+
+def check_moments(policy_in: Path, num_ranks: int) -> None:
+    """Refuse optimizer state that is not whole, before anything is loaded or launched.
+
+    Whole moments go on in any number of ranks, with either backend; the parts that a DeepSpeed checkpoint of another
+    number of ranks holds do not.
+
+    Raises:
+        ArtifactError: the file of the moments is damaged.
+        ConfigError: the moments are in parts, or of other shapes than the weights.
+    """
+    choices = {
+        "accepted": f"whole moments in {OPTIMIZER}, which any number of ranks loads",
+        "do": "set train.optimizer_state: reset (moments begin anew), or train from a policy folder that rlpipe wrote",
+    }
+    parts = sorted((policy_in / OPTIMIZER).parent.rglob("*optim_states.pt"))
+    if parts:
+        got = f"{len(parts)} parts such as {parts[0].name}, and {num_ranks} ranks to load them"
+        raise ConfigError("the optimizer state is in parts, one a rank", got=got, **choices)
+    moments, weights = _shapes(policy_in / OPTIMIZER), _shapes(policy_in / causal_lm.POLICY_MODULE / "model.safetensors")
+    for name, shape in moments.items():
+        wanted = weights.get(name.partition("/")[2], shape)
+        if shape != wanted or 0 in shape:
+            raise ConfigError("the optimizer state is not that of the whole weights", got=f"{name} of shape {shape} for a weight of shape {wanted}", **choices)
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    """The shape of each tensor in a safetensors file, from its header; nothing for a missing file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        return {}
+    try:
+        with safe_open(file, framework="np") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    except SafetensorError as error:
+        raise ArtifactError(f"{file} is damaged", got=str(error), do="restore it with `dvc checkout` or run the step that writes it again") from error
 
 
 def champion_version(evaluation_in: Path) -> int:

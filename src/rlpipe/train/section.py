@@ -12,6 +12,7 @@ from rlpipe.train.advantages import AdvantageConfig, Grpo
 from rlpipe.train.aggregations import AggregationConfig, TokenMean
 from rlpipe.train.backends import AdamW, BackendConfig, Torch
 from rlpipe.train.kl import Kl
+from rlpipe.train.launchers import LauncherConfig, Process
 from rlpipe.train.losses import Clipped, LossConfig
 from rlpipe.train.trainable import All, TrainableConfig
 
@@ -52,6 +53,8 @@ class Config(Section):
     """Carry Adam's moments from round to round (twice the trained weights' size in the policy folder), or begin anew."""
     start_from: Literal["latest", "champion"] = "latest"
     """Train the incoming policy, or go back to the champion while the incoming one was not promoted."""
+    launcher: LauncherConfig = Process()
+    """Where the processes of a training run: the step's own, several here, or a Kubeflow TrainJob's. All give one result, up to rounding."""
 
     def adamw(self) -> AdamW:
         """The optimizer's part of the section."""

@@ -27,7 +27,7 @@ class MicroNumbers:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums so far."""
+    """Sums so far; `micros` are this rank's until they are gathered."""
 
     num_steps: int = 0
     micros: list[MicroNumbers] = field(default_factory=list)

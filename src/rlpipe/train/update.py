@@ -54,11 +54,12 @@ def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, ve
         optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if incoming and number == 0 else None)
         version += 1
     dropped = num_dropped(len(groups), config.groups_per_step, config.drop_last)
+    tally.micros = [micro for part in backend.ranks.gather(tally.micros) for micro in part]
     return Updated(version, {**tally.numbers(time.monotonic() - began), "num_groups_dropped": dropped})
 
 
 def optimizer_step(groups: Sequence[TrainGroup], backend: Backend, config: Config, rate: float, tally: Tally, fresh: int | None) -> None:
-    """One step of the optimizer on the mean over all of `groups`, however they are split into micro-batches.
+    """One step of the optimizer on the mean over all of `groups`, however they are split into micro-batches and over ranks.
 
     Args:
         groups: of this step alone.
@@ -71,13 +72,14 @@ def optimizer_step(groups: Sequence[TrainGroup], backend: Backend, config: Confi
     Raises:
         TrainingError: the loss or gradient is not finite.
     """
-    micros = micro_batches(weighted(groups, config.aggregation), config.micro_batch, config.max_row_tokens, config.packing)
+    micros = micro_batches(weighted(groups, config.aggregation), config.micro_batch, config.max_row_tokens, config.packing, backend.ranks)
     for number, micro in enumerate(micros, start=1):
         loss, numbers = loss_of(micro, backend, config, fresh)
         if not np.isfinite(numbers.loss):
             raise _not_finite("loss", numbers.loss, tally.num_steps, micro.group_ids)
         backend.backward(loss, last=number == len(micros))
-        tally.add(numbers)
+        if not micro.idle:
+            tally.add(numbers)
     norm = backend.step(rate)
     if not np.isfinite(norm):
         raise _not_finite("gradient", norm, tally.num_steps, [group.group_id for group in groups])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlpipe.errors import ConfigError
 from rlpipe.policies.causal_lm import Evaluation
 from rlpipe.policies.packing import Batch
+from rlpipe.train.ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +30,13 @@ class AdamW:
 
 
 class Backend(Protocol):
-    """Holds a module's weights and steps them. The order is: evaluate and backward as often as wanted, then step."""
+    """Holds a module's weights and steps them. The order is: evaluate and backward as often as wanted, then step.
+
+    With several ranks all make the same calls, each on its own rows; gradients are the sum over all ranks.
+    """
 
     module: PreTrainedModel
+    ranks: Ranks
 
     def evaluate(self, batch: Batch, needs: Collection[str]) -> Evaluation:
         """The policy's log-probs of a batch in the backend's precision, with gradient where grad mode is on."""
@@ -50,6 +55,9 @@ class Backend(Protocol):
 
     def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
         """Go on from a state as `optimizer_state` returned it, whichever backend that was."""
+
+    def whole_weights(self) -> AbstractContextManager[Any]:
+        """Inside, `module` holds every weight whole, on every rank."""
 
     def close(self) -> None:
         """Let go of what belongs to the process."""
@@ -70,13 +78,13 @@ def parameter_groups(parameters: Mapping[str, torch.Tensor], weight_decay: float
     return [group for group in groups if group["params"]]
 
 
-def check_state(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
+def check_state(tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:
     """Refuse optimizer state that belongs to other parameters.
 
     Raises:
         ConfigError: names the first that is missing, unknown or of another shape.
     """
-    expected = {f"{moment}/{name}": value.shape for name, value in parameters.items() for moment in MOMENTS}
+    expected = {f"{moment}/{name}": shape for name, shape in shapes.items() for moment in MOMENTS}
     for name in sorted(expected.keys() | tensors.keys()):
         if name not in expected or name not in tensors or tensors[name].shape != expected[name]:
             got = f"{name} is {'of another shape' if name in expected and name in tensors else 'missing' if name in expected else 'not trained now'}"

@@ -1,16 +1,18 @@
-"""Training in one process with torch alone."""
+"""Training with torch alone: every rank holds everything, gradients are added up over the ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlpipe.params import Section
 from rlpipe.policies import causal_lm
 from rlpipe.policies.causal_lm import Evaluation
 from rlpipe.policies.packing import Batch
 from rlpipe.train.backends.base import MOMENTS, AdamW, Backend, autocast, check_state, parameter_groups
+from rlpipe.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     import torch
@@ -24,18 +26,18 @@ class Torch(Section):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """What matrix products run in; trained weights and the optimizer are float32 in any case."""
 
-    def open(self, module: PreTrainedModel, optimizer: AdamW) -> Backend:
+    def open(self, module: PreTrainedModel, optimizer: AdamW, ranks: Ranks = ALONE) -> Backend:
         """A backend that trains the parameters of `module` that require a gradient."""
-        return TorchBackend(module, optimizer, self.dtype)
+        return TorchBackend(module, optimizer, self.dtype, ranks)
 
 
 class TorchBackend:
     """Fused AdamW over the trained parameters."""
 
-    def __init__(self, module: PreTrainedModel, optimizer: AdamW, dtype: str) -> None:
+    def __init__(self, module: PreTrainedModel, optimizer: AdamW, dtype: str, ranks: Ranks) -> None:
         import torch
 
-        self.module, self.dtype, self.max_grad_norm = module, dtype, optimizer.max_grad_norm
+        self.module, self.dtype, self.max_grad_norm, self.ranks = module, dtype, optimizer.max_grad_norm, ranks
         self.parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
         groups = parameter_groups(self.parameters, optimizer.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps, fused=True)
@@ -46,6 +48,8 @@ class TorchBackend:
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         loss.backward()
+        if last:
+            self.ranks.add_up(list(self.gradients().values()))
 
     def gradients(self) -> dict[str, torch.Tensor]:
         return {name: value.grad for name, value in self.parameters.items() if value.grad is not None}
@@ -71,10 +75,13 @@ class TorchBackend:
     def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
         import torch
 
-        check_state(tensors, self.parameters)
+        check_state(tensors, {name: value.shape for name, value in self.parameters.items()})
         for name, value in self.parameters.items():
             moments = {moment: tensors[f"{moment}/{name}"].to(value).clone() for moment in MOMENTS}
             self.optimizer.state[value] = {"step": torch.tensor(float(num_steps)), **moments}
+
+    def whole_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def close(self) -> None:
         pass

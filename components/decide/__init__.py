@@ -1,0 +1,3 @@
+"""Component `decide`."""
+
+from .component import decide as decide

@@ -1,0 +1,3 @@
+"""Component `evaluate`."""
+
+from .component import evaluate as evaluate

@@ -1,0 +1,3 @@
+"""Component `filter`."""
+
+from .component import filter as filter

@@ -1,0 +1,3 @@
+"""Component `finish`."""
+
+from .component import finish as finish

@@ -1,0 +1,3 @@
+"""Component `gather`."""
+
+from .component import gather as gather

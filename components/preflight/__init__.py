@@ -1,0 +1,3 @@
+"""Component `preflight`."""
+
+from .component import preflight as preflight

@@ -1,0 +1,3 @@
+"""Component `promote`."""
+
+from .component import promote as promote

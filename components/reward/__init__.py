@@ -1,0 +1,3 @@
+"""Component `reward`."""
+
+from .component import reward as reward

@@ -1,0 +1,3 @@
+"""Component `rollout`."""
+
+from .component import rollout as rollout

@@ -1,0 +1,3 @@
+"""Component `snapshot`."""
+
+from .component import snapshot as snapshot

@@ -1,0 +1,3 @@
+"""Component `snapshot_start`."""
+
+from .component import snapshot_start as snapshot_start

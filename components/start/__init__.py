@@ -1,0 +1,3 @@
+"""Component `start`."""
+
+from .component import start as start

@@ -1,0 +1,3 @@
+"""Component `start_from`."""
+
+from .component import start_from as start_from

@@ -1,0 +1,3 @@
+"""Component `train`."""
+
+from .component import train as train

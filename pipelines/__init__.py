@@ -1,0 +1,1 @@
+"""The pipelines: rounds of post-training, and retraining from a champion."""
