@@ -14,6 +14,8 @@ from ..components.snapshot import snapshot as snapshot_task
 from ..components.train import train as train_task
 
 STATE = [("policy", dsl.Model), ("progress", dsl.Artifact), ("history", dsl.Artifact), ("evaluation", dsl.Artifact)]
+WRITERS = {"policy": "train", "progress": "rollout", "history": "reward", "evaluation": "evaluate"}
+"""The step that writes each."""
 Round = NamedTuple("Round", STATE)
 """What a round hands to the next one."""
 RecordedRound = NamedTuple("RecordedRound", [*STATE, ("commit", str)])
@@ -58,33 +60,21 @@ def build_round(plan: Any) -> Any:
         measured = plan.task("evaluate", evaluate_task(policy=trained.outputs["policy"], tasks=eval_tasks, evaluation_in=evaluation, config=evaluate, **common))
         with dsl.If(measured.outputs["Output"] == True, name="promoted"):  # noqa: E712 (kfp reads the comparison)
             plan.task("promote", promote_task(evaluation=measured.outputs["evaluation"], **common))
-        made = {
-            "policy": trained.outputs["policy"],
-            "progress": attempts["progress"],
-            "history": scored.outputs["history"],
-            "evaluation": measured.outputs["evaluation"],
-        }
+        outputs = {"filter": kept.outputs, "reward": scored.outputs, "train": trained.outputs, "evaluate": measured.outputs, "rollout": attempts}
+        made = {name: outputs[step][name] for name, step in WRITERS.items()}
         if not plan.recorded:
             return plan.round_outputs(**made)
-        recorded = snapshot_task(
-            params=params,
-            trajectories=attempts["trajectories"],
-            kept=kept.outputs["kept"],
-            scored=scored.outputs["scored"],
-            **made,
-            rollout_metrics=attempts["metrics"],
-            filter_metrics=kept.outputs["metrics"],
-            reward_metrics=scored.outputs["metrics"],
-            train_metrics=trained.outputs["metrics"],
-            evaluate_metrics=measured.outputs["metrics"],
-            config=snapshot,
-            run_id=run_id,
-            round_index=round_index,
-            expect=expect,
-        )
-        return plan.round_outputs(**made, commit=plan.task("snapshot", recorded).outputs["Output"])
+        commit = _recorded(plan, outputs, made, params=params, config=snapshot, run_id=run_id, round_index=round_index, expect=expect)
+        return plan.round_outputs(**made, commit=commit)
 
     return rl_round
+
+
+def _recorded(plan: Any, outputs: dict[str, Any], made: dict[str, Any], **arguments: Any) -> Any:
+    """The commit of the snapshot of a round, from the outputs of its steps and the state it hands on."""
+    datasets = {"trajectories": outputs["rollout"]["trajectories"], "kept": outputs["filter"]["kept"], "scored": outputs["reward"]["scored"]}
+    metrics = {f"{step}_metrics": found["metrics"] for step, found in outputs.items()}
+    return plan.task("snapshot", snapshot_task(**datasets, **made, **metrics, **arguments)).outputs["Output"]
 
 
 def _rollouts(plan: Any, arguments: dict[str, Any]) -> Any:

@@ -119,6 +119,22 @@ def test_a_task_out_of_time_is_ended(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "kubeflow.resources.start.timeout_seconds" in said
 
 
+def test_the_whole_run_out_of_time_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Case B14: the run's own budget ends the task under way."""
+    assert run(tmp_path, *KFP, "--set", "kubeflow.run_timeout_seconds=4") == 11
+    assert "kubeflow.run_timeout_seconds" in capsys.readouterr().err
+
+
+def test_the_run_goes_on_from_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(tmp_path, *KFP, "--set", "tracking.enabled=false", "--set", "kubeflow.resources={rollout: {timeout_seconds: 1}}") == 11
+    begun = artifact.read_manifest(tmp_path / "rounds/00/policy")
+    capsys.readouterr()
+    assert run(tmp_path, *KFP, "--set", "tracking.enabled=false", "--set", "kubeflow.resources={filter: {timeout_seconds: 1}}") == 11
+    assert "step=start round=0 state=up-to-date" in capsys.readouterr().err
+    assert artifact.read_manifest(tmp_path / "rounds/00/policy") == begun
+    assert artifact.verify(tmp_path / "rounds/01/trajectories")
+
+
 def test_preflight_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     os.environ.pop("MISSING_TOKEN", None)
     assert run(tmp_path, *KFP, "--set", "kubeflow.secrets=[{name: hub, env: {token: MISSING_TOKEN}}]") == 15

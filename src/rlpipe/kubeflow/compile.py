@@ -11,7 +11,7 @@ from typing import Any
 
 from rlpipe import artifact, steps
 from rlpipe.errors import ConfigError
-from rlpipe.kubeflow import features, resources, specification, wire
+from rlpipe.kubeflow import features, git, resources, specification, wire
 from rlpipe.kubeflow.section import KubeflowConfig
 
 PIPELINES = ("post_training", "retraining")
@@ -121,6 +121,8 @@ def plan(raw: Mapping[str, Any], *, local: bool = False) -> Plan:
     raw = {**raw, "kubeflow": raw.get("kubeflow") or {}}
     sections = steps.filled(raw)
     config = steps.configs(raw)["kubeflow"]
+    if config.snapshot:
+        git.check_url(config.snapshot.repository)
     sections["snapshot"] = sections["kubeflow"]["snapshot"] or {}
     encoded = {name: wire.encoded(section) for name, section in sections.items()}
     return Plan(len(steps.rounds(raw)), sections["rollout"]["shards"], sections["train"]["launcher"], config, encoded, local)

@@ -18,7 +18,7 @@ from rlpipe import artifact, layout, params, records
 from rlpipe.errors import ConfigError, DeadlineError, RlpipeError, RunFailedError
 from rlpipe.kubeflow import compile as pipelines
 from rlpipe.kubeflow import wire
-from rlpipe.kubeflow.pod import FAILURE, PARENT
+from rlpipe.kubeflow.pod import FAILURE, FINISHED, PARENT, RUN_ENDS
 from rlpipe.kubeflow.streaming import Lines
 from rlpipe.kubeflow.task import RECORDS
 from rlpipe.session import Session
@@ -45,6 +45,8 @@ def run(session: Session, runner: str, docker: Mapping[str, Any]) -> dict[str, A
         RlpipeError: a task failed in a way that it does, as the type it has in process.
     """
     folder = session.workdir / FOLDER
+    # what a killed run left finished
+    _collect(session.workdir, folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     plan = pipelines.plan(session.raw, local=True)
@@ -52,15 +54,18 @@ def run(session: Session, runner: str, docker: Mapping[str, Any]) -> dict[str, A
     sections, files = wire.shortened(plan.sections, str(folder / "params"))
     wire.put(files)
     plan = replace(plan, sections=sections)
-    with _environment(session.workdir, folder, runner):
-        _execute(pipelines.build("post_training", plan), session.workdir, folder, runner, docker, plan.config.run_timeout_seconds)
-    _collect(session.workdir, folder)
+    with _environment(session, folder, runner, plan.config.run_timeout_seconds):
+        try:
+            _execute(pipelines.build("post_training", plan), session.workdir, folder, runner, docker)
+        finally:
+            # what is finished stays so: the next run goes on from it
+            _collect(session.workdir, folder)
     _check_whole(session)
     shutil.rmtree(folder)
     return _record(session)
 
 
-def _execute(pipeline: Any, workdir: Path, folder: Path, runner: str, docker: Mapping[str, Any], seconds: int) -> None:
+def _execute(pipeline: Any, workdir: Path, folder: Path, runner: str, docker: Mapping[str, Any]) -> None:
     from kfp import local
 
     began = time.monotonic()
@@ -87,7 +92,8 @@ def _runner(runner: str, workdir: Path, docker: Mapping[str, Any]) -> Any:
             "read_only": True,
             "tmpfs": {"/tmp": "exec"},
             "mounts": [Mount(str(workdir), str(workdir), type="bind")],
-            "environment": {name: os.environ[name] for name in (URI, FAILURE)},
+            "environment": {name: os.environ[name] for name in (URI, FAILURE, FINISHED, RUN_ENDS, "PYTHONPATH") if name in os.environ},
+            "working_dir": str(workdir),
         }
         environment = {**defaults["environment"], **docker.get("environment", {})}
         return local.DockerRunner(**{**defaults, **docker, "environment": environment})
@@ -98,9 +104,11 @@ def _runner(runner: str, workdir: Path, docker: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _environment(workdir: Path, folder: Path, runner: str) -> Iterator[None]:
-    """What tasks find in their environment: where to track, where to say why they failed, whom not to outlive."""
-    values = {URI: tracking_uri(workdir), FAILURE: str(folder / "failure.json")}
+def _environment(session: Session, folder: Path, runner: str, seconds: int) -> Iterator[None]:
+    """What tasks find: where to track, where to say why they failed, what is finished, the folder's own modules, when to end, whom not to outlive."""
+    values = {URI: tracking_uri(session.workdir), FAILURE: str(folder / "failure.json"), RUN_ENDS: str(time.time() + seconds)}
+    values |= {"PYTHONPATH": os.pathsep.join([str(session.workdir), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    values |= {} if session.fresh else {FINISHED: str(session.workdir)}
     values |= {PARENT: str(os.getpid())} if runner == "kfp-local" else {}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -138,9 +146,16 @@ def _collect(workdir: Path, folder: Path) -> None:
         for path in folder.glob(f"**/start/{name}"):
             _put(path, workdir / place)
     for path in sorted(folder.rglob("metrics")):
-        for record in json.loads(path.read_text(encoding="utf-8"))[RECORDS] if path.is_file() else ():
+        for record in json.loads(path.read_text(encoding="utf-8"))[RECORDS][::-1] if path.is_file() else ():
             if "scalars" not in record:
                 records.write(workdir, record)
+                _keep_page(path.with_name("report"), workdir / layout.report_path(record["step"], record["round"]).with_suffix(".html"))
+
+
+def _keep_page(page: Path, place: Path) -> None:
+    """The page lies beside the record of its step; `start` hands over two records and one page, which is the last one's."""
+    if page.is_file():
+        _put(page, place)
 
 
 def _put(source: Path, place: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from rlpipe.errors import RlpipeError
 
 TIMEOUT, FAILURE, PARENT = "RLPIPE_TIMEOUT_SECONDS", "RLPIPE_FAILURE_FILE", "RLPIPE_PARENT_PID"
 """Environment of a task: its time limit; where it says why it failed; the process it must not outlive."""
+FINISHED, RUN_ENDS = "RLPIPE_FINISHED_IN", "RLPIPE_RUN_ENDS"
+"""On a local runner: the working folder in which its step may be finished already; when the whole run must end, in seconds since 1970."""
 IMAGE, RUN_ID = "RLPIPE_IMAGE", "RLPIPE_RUN"
 """And for what it starts elsewhere: its image, and Kubeflow's id of the run."""
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -34,15 +37,25 @@ def guarded(task: str, round_index: int | None = None) -> Iterator[None]:
     quiet(debug=False)
     _speak()
     what = task if round_index is None else f"{task} of round {round_index}"
-    seconds = float(os.environ.get(TIMEOUT, "0"))
-    if seconds:
-        parent = int(os.environ[PARENT]) if PARENT in os.environ else None
-        deadline.watch(seconds, what, f"raise kubeflow.resources.{task}.timeout_seconds", lambda error: _tell(what, error), parent)
+    _watch(task, what)
     try:
         yield
     except RlpipeError as error:
         _tell(what, error)
         sys.exit(error.exit_code)
+
+
+def _watch(task: str, what: str) -> None:
+    """Keep to the task's time limit, or to what is left of the run's where that is less."""
+    limits = {}
+    if TIMEOUT in os.environ:
+        limits[f"kubeflow.resources.{task}.timeout_seconds"] = float(os.environ[TIMEOUT])
+    if RUN_ENDS in os.environ:
+        limits["kubeflow.run_timeout_seconds"] = max(0.0, float(os.environ[RUN_ENDS]) - time.time())
+    if limits:
+        key = min(limits, key=limits.__getitem__)
+        parent = int(os.environ[PARENT]) if PARENT in os.environ else None
+        deadline.watch(limits[key], what, f"raise {key}", lambda error: _tell(what, error), parent)
 
 
 def _speak() -> None:

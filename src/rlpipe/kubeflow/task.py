@@ -6,20 +6,24 @@ Nothing here imports kfp: artifacts come as objects with `path`, `uri` and `meta
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlpipe import artifact, layout, params, steps
+from rlpipe import artifact, keys, layout, params, steps
 from rlpipe.execute import Call, execute
 from rlpipe.kubeflow import wire
-from rlpipe.kubeflow.pod import RUN_ID, guarded
+from rlpipe.kubeflow.pod import FINISHED, RUN_ID, guarded
 from rlpipe.params import SHARED, Section
 from rlpipe.tracking import Tracker, TrackingConfig
 
 RECORDS = "records"
+
+log = logging.getLogger("rlpipe")
 
 
 class Artifact(Protocol):
@@ -86,7 +90,9 @@ class Task:
         paths = {name: Path(handed.path) for name, handed in {**inputs, **outputs}.items()}
         workdir = folder / ".rlpipe"
         workdir.mkdir(parents=True, exist_ok=True)
-        call = Call(step, filled, paths, self.round_index, workdir, scalars={name: int(value) for name, value in (scalars or {}).items()})
+        if record := _finished_elsewhere(Call(step, filled, paths, self.round_index, scalars=whole(scalars))):
+            return record
+        call = Call(step, filled, paths, self.round_index, workdir, scalars=whole(scalars))
         return execute(call, track=(lambda call, record: self.track(call, record, {**inputs, **outputs})) if tracked else None)
 
     def hand_over(
@@ -193,6 +199,26 @@ class Task:
 
     def _section(self) -> str:
         return "evaluate" if self.name == "start" else self.name
+
+
+def whole(scalars: Mapping[str, Any] | None) -> dict[str, int]:
+    """Scalars as integers: kfp may hand them over as floats."""
+    return {name: int(value) for name, value in (scalars or {}).items()}
+
+
+def _finished_elsewhere(call: Call) -> dict[str, Any] | None:
+    """The record of the same step in the working folder of an earlier run on this machine, its outputs linked to this call's places."""
+    if FINISHED not in os.environ or call.scalars.get("shard_index", -1) >= 0:
+        return None
+    workdir = Path(os.environ[FINISHED])
+    there = {name: workdir / layout.place(call.step.name, name, call.round_index) for name in call.outputs}
+    record = keys.finished(replace(call, paths={**call.paths, **there}, workdir=workdir), keys.of(call))
+    for name, place in there.items() if record else ():
+        artifact.copy_contents(place, call.paths[name])
+        artifact.write_text(call.paths[name] / artifact.MANIFEST, (place / artifact.MANIFEST).read_text(encoding="utf-8"))
+    if record:
+        log.info("step=%s round=%d state=up-to-date", call.step.name, call.round_index)
+    return record
 
 
 def shown(numbers: Mapping[str, Any]) -> dict[str, float]:
