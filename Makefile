@@ -26,7 +26,7 @@ run: install ## set up, then run the rounds of params.yaml on a real 135M model
 	$(BIN)/rlpipe run
 
 test: install-vllm ## set up, then run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-containers: install ## build the CPU images and run two rounds in containers
 	PYTHON=$(BIN)/python tests/containers/run.sh

@@ -6,6 +6,7 @@
 # Environment: BASE=gpu|cpu  PREFIX=registry/folder  TAG=version  EXTRA=folder of an own reward package  BUILDER  BUILD_FLAGS
 set -euo pipefail
 cd "$(dirname "$0")/.."
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/rlpipe/__init__.py)
 BASE=${BASE:-gpu} PREFIX=${PREFIX:-ghcr.io/rlpipe} TAG=${TAG:-$version} EXTRA=${EXTRA:-}
 CPU_BASE=docker.io/library/python:3.11-slim
@@ -19,15 +20,13 @@ builder() {
   else die "no docker, podman or buildah answers; do: install one of them, or set BUILDER"; fi
 }
 
-revision() { git rev-parse HEAD 2>/dev/null || echo unknown; }
-
 build() {
   if [ "$BUILDER" = buildah ]; then buildah build --layers "${flags[@]}" "$@"; else "$BUILDER" build "${flags[@]}" "$@"; fi
 }
 
 component() {
   local name=$1 image=$PREFIX/$1:$TAG args=() label
-  for label in "title=$name" "version=$version" "revision=$(revision)" "source=https://github.com/rlpipe/rlpipe" "licenses=Apache-2.0"; do
+  for label in "title=$name" "version=$version" "revision=$revision" "source=https://github.com/rlpipe/rlpipe" "licenses=Apache-2.0"; do
     args+=(--label "org.opencontainers.image.$label")
   done
   if [ "$BASE" = cpu ]; then args+=(--build-arg "BASE_IMAGE=$CPU_BASE"); fi

@@ -37,6 +37,8 @@ def run_in(
 
     if num_rounds is not None and num_rounds < 1:
         raise ConfigError("--rounds needs a positive number", got=num_rounds)
+    if docker and on != "kfp-docker":
+        raise ConfigError("--docker is for containers", got=" ".join(docker), do="add --on kfp-docker")
     workdir = workdir.resolve()
     with workspace.locked(workdir):
         raw = workspace.prepare(workdir, params_file, assignments, num_rounds)

@@ -21,8 +21,9 @@ def image_name(component: str) -> str:
     return f"ghcr.io/rlpipe/{component}:{__version__}"
 
 
+@pytest.fixture(scope="session")
 def revision() -> str:
-    """The commit that is checked out."""
+    """The commit that is checked out when the tests begin."""
     return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -37,7 +38,7 @@ def engine() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def images() -> dict[str, str]:
+def images(revision: str) -> dict[str, str]:
     """Image name by component, each built on the CPU base."""
     environment = {**os.environ, **SECRETS, "BASE": "cpu"}
     done = subprocess.run(["tools/images.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

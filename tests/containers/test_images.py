@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlpipe import __version__
-from tests.containers.conftest import COMPONENTS, MARKER, ROOT, confined, revision
+from tests.containers.conftest import COMPONENTS, MARKER, ROOT, confined
 
 pytestmark = pytest.mark.containers
 
@@ -38,14 +38,14 @@ def test_imports_and_versions(engine: Any, images: dict[str, str], component: st
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_configuration(engine: Any, images: dict[str, str], component: str) -> None:
+def test_configuration(engine: Any, images: dict[str, str], revision: str, component: str) -> None:
     config = engine.images.get(images[component]).attrs["Config"]
     assert config["User"] == "1000:1000"
     assert not config.get("Entrypoint")
     labels = config["Labels"]
     assert labels["org.opencontainers.image.title"] == component
     assert labels["org.opencontainers.image.version"] == __version__
-    assert labels["org.opencontainers.image.revision"] == revision()
+    assert labels["org.opencontainers.image.revision"] == revision
     assert labels["org.opencontainers.image.source"].startswith("https://")
 
 

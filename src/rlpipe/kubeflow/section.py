@@ -41,7 +41,7 @@ class Images(Section):
     tag: str | None = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")
     """None keeps the literal's, which is rlpipe's version; `latest` is refused."""
     digests: dict[str, Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]] = Field(default_factory=dict)
-    """`sha256:…` by image name (`rollout`, `train`, `light`, …); a digest wins over the tag."""
+    """`sha256:…` by image name (`rollout`, `train`, `reward`, …); a digest wins over the tag."""
 
     @model_validator(mode="after")
     def _not_latest(self) -> Images:
