@@ -169,3 +169,62 @@ def test_numbers_in_free_form_settings_keep_their_value() -> None:
     raw = params.override(shipped(), ["tasks.train.options={a: 8.0, b: 0.5, c: true, d: 1e300, e: [2.0, '3.0'], f: -4.0}"])
     options = steps.resolved(raw)["tasks"]["train"]["options"]
     assert json.dumps(options) == '{"a": 8, "b": 0.5, "c": true, "d": 1e+300, "e": [2, "3.0"], "f": -4}'
+
+
+SNAPSHOT = "https://bob:hunter2pw@git.example/a.git"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        (f"kubeflow.snapshot={{repository: '{SNAPSHOT}'}}", "kubeflow.snapshot.commit: Field required"),
+        (f"kubeflow.snapshot={{repository: '{SNAPSHOT}', commit: abcdef1}}", "kubeflow.snapshot.repository carries a user or password"),
+        ("kubeflow.snapshot={repository: 'https://git.example/a.git?private_token=hunter2pw', commit: abcdef1}", "carries a query"),
+        ("kubeflow.secrets=[{name: hf, env: {HF_TOKEN: hunter2pw-}}]", "kubeflow.secrets.0.env.HF_TOKEN: String should match pattern"),
+        ("kubeflow.secrets=[{name: hf, env: hunter2pw}]", "kubeflow.secrets.0.env: Input should be a valid dictionary"),
+        ("kubeflow.secrets=hunter2pw", "kubeflow.secrets: Input should be"),
+        ("kubeflow.env=hunter2pw", "kubeflow.env: Input should be a valid dictionary"),
+        ("kubeflow.snapshot=[hunter2pw]", "kubeflow.snapshot: Input should be"),
+        (f"train.learning_rate={SNAPSHOT}", "got 'https://***@git.example/a.git'"),
+        (f"kubeflow={SNAPSHOT}", "section kubeflow must hold a mapping; got 'https://***@git.example/a.git'"),
+    ],
+)
+def test_b07_wrong_params_are_explained_without_what_may_be_secret(assignment: str, said: str) -> None:
+    """Case B07."""
+    with pytest.raises(ConfigError) as caught:
+        steps.configs(params.override(shipped(), [assignment]))
+    assert said in str(caught.value)
+    assert "hunter2pw" not in str(caught.value)
+    assert "hunter2pw" not in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "assignments", [[f"kubeflow.snapshot={{repository: {SNAPSHOT}"], [SNAPSHOT], ["kubeflow.secrets=[{name: hunter2pw}]", "kubeflow.secrets.name=hub"]]
+)
+def test_b07_assignments_that_cannot_be_read_are_named_without_passwords(assignments: list[str]) -> None:
+    """Case B07."""
+    with pytest.raises(ConfigError, match="--set") as caught:
+        params.override(shipped(), assignments)
+    assert "hunter2pw" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"rounds: []\nkubeflow: {{snapshot: {{repository: {SNAPSHOT}]\n", r"is not YAML; got .*, line 2$"),
+        ("kubeflow:\n  env:\n    A: hunter2pw\n    A: hunter2pw\n", r'is not YAML; got found duplicate key "A", line 4$'),
+    ],
+)
+def test_b07_a_params_file_that_is_not_yaml_is_named_without_passwords(tmp_path: Path, text: str, said: str) -> None:
+    """Case B07."""
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        params.read_yaml(tmp_path / "p.yaml")
+    assert "hunter2pw" not in str(caught.value)
+
+
+def test_b07_credentials_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """Case B07."""
+    with pytest.raises(ConfigError, match="carries a user or password"):
+        workspace.prepare(tmp_path / "w", None, [f"kubeflow.snapshot={{repository: '{SNAPSHOT}', commit: abcdef1}}"], 1)
+    assert not (tmp_path / "w").exists()

@@ -1,12 +1,14 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpipe import reasoning_gym_tasks, task_sources, tasks
+from rlpipe import params, preflight, reasoning_gym_tasks, task_sources, tasks, workspace
 from rlpipe.errors import ConfigError
+from rlpipe.session import Session
 from rlpipe.tasks import Task
 
 BUILT_IN = sorted(task_sources.GENERATORS)
@@ -108,6 +110,42 @@ def test_a_file_of_the_users_own(tmp_path):
         task_sources.make(str(path), "train", 4)
     with pytest.raises(ConfigError, match="takes no options"):
         task_sources.make(str(path), "train", 1, 0, {"high": 3})
+
+
+def test_a_relative_file_lies_in_the_working_folder_or_in_the_current_one(tmp_path, monkeypatch):
+    workdir, current = tmp_path / "work", tmp_path / "current"
+    task = {name: Task(task_id=name, prompt=f"ask {name}", reference="r") for name in ("work", "current")}
+    for folder in (workdir, current):
+        folder.mkdir()
+        tasks.save(folder / "t.jsonl", [task[folder.name]])
+    monkeypatch.chdir(current)
+    assert task_sources.make("t.jsonl", "train", None, folders=[workdir]) == [task["work"]]
+    assert task_sources.make("t.jsonl", "train", None) == [task["current"]]
+    (workdir / "t.jsonl").rename(workdir / "plain")
+    assert task_sources.make("t.jsonl", "train", None, folders=[workdir]) == [task["current"]]
+    assert task_sources.make("plain", "train", None, folders=[workdir]) == [task["work"]]
+
+
+def test_what_the_step_itself_wrote_is_no_source(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    tasks.save(tmp_path / "tasks/train.jsonl", [Task(task_id="a", prompt="p", reference="r")])
+    with pytest.raises(ConfigError, match=r"task file not found; got tasks/train\.jsonl"):
+        task_sources.make("tasks/train.jsonl", "train", None, folders=[tmp_path])
+
+
+def test_a_file_in_the_working_folder_counts_wherever_the_run_is_started(tmp_path, monkeypatch):
+    """Params name it as it was given, the tasks are its rows, DVC watches it, and preflight finds it."""
+    workdir, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    workdir.mkdir()
+    elsewhere.mkdir()
+    row = Task(task_id="a", prompt="p", reference="r")
+    tasks.save(workdir / "t.jsonl", [row])
+    monkeypatch.chdir(elsewhere)
+    raw = workspace.prepare(workdir, Path("configs/micro.yaml"), ["tasks.train={source: t.jsonl}"], 1)
+    assert params.read_yaml(workdir / "params.yaml")["tasks"]["train"]["source"] == "t.jsonl"
+    assert "t.jsonl" in params.read_yaml(workdir / "dvc.yaml")["stages"]["tasks"]["deps"]
+    assert tasks.load(Session(workdir, raw).make_tasks("train")) == [row]
+    assert preflight.tasks_are_there(raw, [workdir])[0] == preflight.Finding("tasks train", True, "t.jsonl is there")
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym:chain_sum", "countdown", "spell_backward", "gsm_symbolic"])

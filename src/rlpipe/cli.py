@@ -118,7 +118,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             _add_step(made, name)
     _add_model_and_tasks(command)
     _add_tools(command)
-    _add_compile(command)
+    _add_compile(command, argv)
     cli_kubeflow.add(command)
     return parser
 
@@ -235,10 +235,16 @@ def _add_tools(command: Command) -> None:
     _add_params(replay)
 
 
-def _add_compile(command: Command) -> None:
+def _add_compile(command: Command, argv: Sequence[str]) -> None:
     from rlpipe import commands
 
     made = command("compile", "compile the Kubeflow pipeline of params.yaml", commands.compile_pipeline)
+    if argv[:1] == ["compile"]:
+        from rlpipe import steps
+        from rlpipe.kubeflow.section import KubeflowConfig
+
+        made.formatter_class = argparse.RawDescriptionHelpFormatter
+        made.epilog = steps.described(KubeflowConfig, "kubeflow")
     made.add_argument("-o", "--out", type=Path, required=True, metavar="F", help="the YAML file to write")
     made.add_argument("--pipeline", choices=("post_training", "retraining"), default="post_training", help="which (default: %(default)s)")
     made.add_argument("--rounds", type=int, metavar="N", help="number of rounds (default: those of params)")

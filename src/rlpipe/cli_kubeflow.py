@@ -60,6 +60,10 @@ def _add_pipeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds")
     parser.add_argument("--experiment", metavar="E", help="experiment of the runs, made where there is none (default: kubeflow.experiment of params)")
     parser.add_argument("--ensure-version", action="store_true", help="keep the pipeline on the server, as a version named by its content")
+    retraining = parser.add_argument_group("pipeline retraining")
+    retraining.add_argument("--champion", metavar="URI", help="URI of the policy artifact, as the registered version's `source` shows it; needed")
+    retraining.add_argument("--metric", metavar="NAME", help="metric of the champion that decides (default: the pipeline's)")
+    retraining.add_argument("--retrain-below", type=float, metavar="X", help="retrain where that metric is below this (default: the pipeline's)")
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:

@@ -148,6 +148,7 @@ def _line(record: dict[str, Any]) -> str:
     shown = {
         "step": record["step"],
         "round": record["round"],
+        **record.get("scalars", {}),
         "outcome": record["outcome"],
         "seconds": record["seconds"],
         **record["numbers"],

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rlpipe.errors import ConfigError
+from rlpipe.redaction import without_secrets
 
 MAX_WHOLE = 2**53 - 1
 """The largest whole number that JSON carries exactly everywhere: Kubeflow sends every number of a section as a double."""
@@ -41,7 +42,7 @@ PositiveInt = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 class Section(BaseModel):
     """Base of every section and every stateless method: frozen, unknown keys refused, defaults checked."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True, hide_input_in_errors=True)
 
     spread: ClassVar[frozenset[str]] = frozenset()
     """Keys that say only how the work is spread over processes: they decide no bytes of what the step as a whole writes."""
@@ -85,6 +86,8 @@ class Model(Section):
 SHARED = ("run", "model", "engine", "backend")
 STEPS = ("rollout", "filter", "reward", "train", "evaluate")
 TOP_LEVEL = (*SHARED, "tasks", *STEPS, "tracking", "kubeflow", "rounds")
+NOT_REPEATED = frozenset({"secrets", "env", "repository"})
+"""Keys whose values no message repeats, at any depth below them: a password may stand there by mistake."""
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -103,12 +106,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except (YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML", got=" ".join(str(error).split())) from error
+        raise ConfigError(f"{path} is not YAML", got=_without_excerpt(error)) from error
     if content is None:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping of sections", got=type(content).__name__)
     return content
+
+
+def _without_excerpt(error: Exception) -> str:
+    """What a reader of YAML says, without the lines and the values it quotes: a cut password can no longer be told from other text."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    if problem is None or mark is None:
+        return without_secrets(" ".join(str(error).split()))
+    return f"{problem.partition(' with value ')[0]}, line {mark.line + 1}"
 
 
 def parse_scalar(text: str) -> Any:
@@ -119,7 +130,7 @@ def parse_scalar(text: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
-        raise ConfigError("the value of --set is not YAML", got=text) from error
+        raise ConfigError("the value of --set is not YAML", got=without_secrets(text)) from error
 
 
 def override(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -133,12 +144,12 @@ def override(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, An
         path, separator, text = assignment.partition("=")
         keys = path.split(".")
         if not separator or not all(keys):
-            raise ConfigError("--set needs section.key=value", got=assignment)
+            raise ConfigError("--set needs section.key=value", got=without_secrets(assignment))
         place = changed
         for key in keys[:-1]:
             place = place.setdefault(key, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"--set {path}: {key} is not a section", got=repr(place))
+                raise ConfigError(f"--set {path}: {key} is not a section", got=type(place).__name__)
         place[keys[-1]] = parse_scalar(text)
     return changed
 
@@ -150,7 +161,7 @@ def check_top_level(raw: Mapping[str, Any]) -> None:
             raise ConfigError("unknown section in params", got=key, accepted=", ".join(TOP_LEVEL))
     for name, content in raw.items():
         if name != "rounds" and content is not None and not isinstance(content, Mapping):
-            raise ConfigError(f"section {name} must hold a mapping", got=repr(content)[:200])
+            raise ConfigError(f"section {name} must hold a mapping", got=without_secrets(repr(content))[:200])
     for step in STEPS:
         for shared in SHARED:
             if shared in (raw.get(step) or {}):
@@ -191,8 +202,15 @@ def _explained(error: ValidationError, name: str, config: type[BaseModel]) -> st
             accepted = [field for field in _model_at(config, problem["loc"][:-1]).model_fields if name not in STEPS or field not in SHARED]
             lines.append(f"unknown key {key}; accepted in {place}: {', '.join(accepted)}")
         else:
-            lines.append(f"{key}: {problem['msg']}; got {problem['input']!r}"[:500])
+            lines.append(without_secrets(f"{key}: {problem['msg']}{_got(problem['input'], key.split('.'))}")[:500])
     return "\n".join(lines)
+
+
+def _got(value: Any, keys: Sequence[str]) -> str:
+    """What stood there, where it is one value and may be repeated: a whole section or list may hold a secret in any of its keys."""
+    if isinstance(value, Mapping | list | tuple | BaseModel) or NOT_REPEATED.intersection(keys):
+        return ""
+    return f"; got {value!r}"
 
 
 def _model_at(config: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:

@@ -70,7 +70,7 @@ def _of_tasks(session: Session, split: Split) -> Iterator[str]:
         yield f"output {TASK_FILES[split].as_posix()} missing"
         return
     with tempfile.TemporaryDirectory() as folder:
-        task_sources.write(session.configs["tasks"], split, Path(folder) / place.name)
+        task_sources.write(session.configs["tasks"], split, Path(folder) / place.name, [session.workdir])
         made = artifact.sha256(Path(folder) / place.name)
     if made != artifact.sha256(place):
         yield f"output {TASK_FILES[split].as_posix()} changed ({artifact.sha256(place)[: keys.SHORT]} -> {made[: keys.SHORT]})"

@@ -59,7 +59,7 @@ def findings(raw: Mapping[str, Any], *, workdir: Path, secrets: Sequence[Secret]
         "secrets": partial(secrets_are_there, secrets),
         "tracking": partial(tracking_answers, raw, workdir),
         "model": partial(model_is_reachable, raw),
-        "tasks": partial(tasks_are_there, raw),
+        "tasks": partial(tasks_are_there, raw, [workdir]),
         "rewards": partial(rewards_are_there, raw, workdir),
         "repository": partial(repository_answers, raw),
         "space": partial(space_is_free, raw, workdir),
@@ -205,20 +205,20 @@ def _model_folder(folder: Path) -> Finding:
     return Finding("model", True, f"{folder} is complete")
 
 
-def tasks_are_there(raw: Mapping[str, Any]) -> list[Finding]:
-    """The sources of both splits: a file that is there, or a generator that makes a task with these settings."""
+def tasks_are_there(raw: Mapping[str, Any], folders: Sequence[Path] = ()) -> list[Finding]:
+    """The sources of both splits: a file that is there, in `folders` or as named, or a generator that makes a task with these settings."""
     from rlpipe.tasks import TasksConfig
 
     config = params.section(TasksConfig, raw, "tasks")
-    return [_tasks("train", config.train), _tasks("eval", config.eval)]
+    return [_tasks("train", config.train, folders), _tasks("eval", config.eval, folders)]
 
 
-def _tasks(split: Any, source: Any) -> Finding:
+def _tasks(split: Any, source: Any, folders: Sequence[Path]) -> Finding:
     from rlpipe import task_sources
 
     name = f"tasks {split}"
-    if task_sources.names_a_file(source.source):
-        there = Path(source.source).is_file()
+    if task_sources.names_a_file(source.source, folders):
+        there = task_sources.file_of(source.source, folders).is_file()
         return Finding(name, there, f"{source.source} {'is there' if there else 'not found'}", None if there else f"set tasks.{split}.source")
     try:
         task_sources.make(source.source, split, 1, source.seed, source.options)

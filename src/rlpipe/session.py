@@ -66,9 +66,9 @@ class Session:
 
         path = self.workdir / (out or (layout.TRAIN_TASKS if split == "train" else layout.EVAL_TASKS))
         before = artifact.sha256(path) if path.is_file() else None
-        num_tasks = task_sources.write(self.configs["tasks"], split, path)
+        num_tasks = task_sources.write(self.configs["tasks"], split, path, [self.workdir])
         # a task file is a dependency of its own: DVC must see its new content even where the tasks stay the same
-        self._changed |= before != artifact.sha256(path) or Path(getattr(self.configs["tasks"], split).source).is_file()
+        self._changed |= before != artifact.sha256(path) or task_sources.file_of(getattr(self.configs["tasks"], split).source, [self.workdir]).is_file()
         log.info("stage=tasks split=%s num_tasks=%d path=%s", split, num_tasks, layout.relative(path, self.workdir))
         return path
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -137,7 +138,7 @@ def described(config: type[BaseModel], name: str) -> str:
         default = "required" if field.is_required() else f"default {_default(field.get_default(call_default_factory=True))}"
         lines.append(f"  {key}: {_accepted(field.annotation)}; {default}")
         if field.description:
-            lines.append(f"      {field.description}")
+            lines.append(textwrap.indent(field.description, "      "))
     return "\n".join(lines)
 
 
@@ -145,8 +146,21 @@ def _accepted(hint: Any) -> str:
     """`int`, `float | None`, or every member of a union with its keys: `grpo {ddof, eps} | rloo {}`."""
     members = list(params.models_in([hint]))
     if not members:
-        return re.sub(r"Annotated\[(\w+), [^\]]*\]+\)*\]", r"\1", str(hint.__name__ if isinstance(hint, type) else hint)).replace("typing.", "")
+        return _plain(hint)
     return " | ".join(f"{_kind(member)} {{{', '.join(key for key in member.model_fields if key != 'type')}}}" for member in members)
+
+
+def _plain(hint: Any) -> str:
+    """A type as people write it, without the constraints on it."""
+    if get_origin(hint) is Annotated:
+        return _plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join("None" if member is NoneType else _plain(member) for member in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " | ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is not None:
+        return f"{get_origin(hint).__name__}[{', '.join('...' if member is Ellipsis else _plain(member) for member in get_args(hint))}]"
+    return str(getattr(hint, "__name__", hint))
 
 
 def _kind(member: type[BaseModel]) -> str:

@@ -10,13 +10,13 @@ import itertools
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from rlpipe import seeds, tasks
+from rlpipe import layout, seeds, tasks
 from rlpipe.errors import ConfigError
 from rlpipe.params import Section, validated
 from rlpipe.tasks import PROCEDURAL, Split, Task, TasksConfig, part
@@ -183,15 +183,15 @@ def generator(name: str, options: Mapping[str, Any]) -> Generator:
     return validated(GENERATORS[name], options, f"options of {name}")
 
 
-def write(config: TasksConfig, split: Split, path: Path) -> int:
-    """Write the tasks of one split as the params say; returns how many."""
+def write(config: TasksConfig, split: Split, path: Path, folders: Sequence[Path] = ()) -> int:
+    """Write the tasks of one split as the params say; returns how many. For `folders` see `make`."""
     source = getattr(config, split)
-    made = make(source.source, split, source.num, source.seed, source.options)
+    made = make(source.source, split, source.num, source.seed, source.options, folders)
     tasks.save(path, made)
     return len(made)
 
 
-def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mapping[str, Any] | None = None) -> list[Task]:
+def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mapping[str, Any] | None = None, folders: Sequence[Path] = ()) -> list[Task]:
     """Tasks of one part of a source, the same for the same arguments.
 
     Args:
@@ -200,6 +200,7 @@ def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mappi
         num: how many; None takes all rows of a file.
         seed: which problems of a generator's part, and their order.
         options: the generator's own settings.
+        folders: where a task file is looked for before the current folder.
 
     Raises:
         ConfigError: unknown source, setting or split, no such file, or fewer tasks than asked for (with how many there are).
@@ -207,8 +208,8 @@ def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mappi
     """
     if split not in ("train", "eval"):
         raise ConfigError("unknown split", got=split, accepted="train, eval")
-    if names_a_file(name):
-        return _from_file(Path(name), num, options or {})
+    if names_a_file(name, folders):
+        return _from_file(file_of(name, folders), num, options or {})
     if num is None or num < 1:
         raise ConfigError(f"tasks from {name} need a number", got=num, accepted="1 or more", do="set num")
     if name in GENERATORS:
@@ -218,9 +219,16 @@ def make(name: str, split: Split, num: int | None, seed: int = 0, options: Mappi
     return reasoning_gym_tasks.make(name.removeprefix(GYM), split, num, seed, dict(options or {}))
 
 
-def names_a_file(name: str) -> bool:
+def names_a_file(name: str, folders: Sequence[Path] = ()) -> bool:
     """Whether a source is read as a file, not as the name of a generator."""
-    return "/" in name or name.endswith((".jsonl", ".parquet")) or Path(name).is_file()
+    return "/" in name or name.endswith((".jsonl", ".parquet")) or file_of(name, folders).is_file()
+
+
+def file_of(name: str, folders: Sequence[Path] = ()) -> Path:
+    """The task file of that name: in the first of `folders` that has it, else as seen from the current folder, be it there or not."""
+    # what this step writes into a working folder is no source: the user's file of the same name would count only once
+    written = Path(name) in (layout.TRAIN_TASKS, layout.EVAL_TASKS)
+    return next((folder / name for folder in folders if not written and (folder / name).is_file()), Path(name))
 
 
 def _from_file(path: Path, num: int | None, options: Mapping[str, Any]) -> list[Task]:

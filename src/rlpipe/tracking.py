@@ -135,6 +135,10 @@ class Tracker:
         tags["path"] = uri or layout.relative(policy_folder, self._workdir)
         return self._send(f"policy of round {round_index}", lambda: self._register(round_index, policy_folder, tags, metrics, uri))
 
+    def tag_policy(self, fingerprint: str, name: str, value: str) -> None:
+        """Tag the registered version of a policy, such as with its DVC hash once DVC has it."""
+        self._send(f"tag {name}", lambda: self._registry().tag(fingerprint, name, value))
+
     def version_of(self, fingerprint: str) -> str | None:
         """The version that this run registered of a policy, None where there is none or it could not be asked."""
         return self._send("registered version", lambda: self._registry().find(fingerprint))

@@ -37,7 +37,7 @@ class Registry:
             folder: the policy.
             run_id: MLflow's run that made it.
             tags: with `sha256`, `dvc`, `path` and `run_key`.
-            uri: where the policy is kept; empty for what DVC holds.
+            uri: where the policy is kept; no URI for what DVC holds.
         """
         if not self._client.search_registered_models(f"name = '{self._model}'", max_results=1):
             self._client.create_registered_model(self._model)
@@ -47,6 +47,11 @@ class Registry:
         source = self._source(folder, run_id, tags, uri)
         return str(self._client.create_model_version(self._model, source, run_id=run_id, tags=tags).version)
 
+    def tag(self, fingerprint: str, name: str, value: str) -> None:
+        """Tag the version of a policy, if there is one."""
+        if (version := self.find(fingerprint)) is not None:
+            self._client.set_model_version_tag(self._model, version, name, value)
+
     def _source(self, folder: Path, run_id: str, tags: dict[str, str], uri: str) -> str:
         """Where the version's bytes are: a copy in the artifact store if small, else where the policy is kept."""
         num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -54,7 +59,7 @@ class Registry:
         if num_bytes < self._copy_below_mb * 1e6:
             self._client.log_artifacts(run_id, str(folder), "policy")
             return f"runs:/{run_id}/policy"
-        return uri or f"dvc://{tags['dvc'] or tags['sha256']}/{tags['path']}"
+        return uri if "://" in uri else f"dvc://{tags['dvc'] or tags['sha256']}/{tags['path']}"
 
 
 def accuracy(metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -110,6 +110,7 @@ def write_pipeline(workdir: Path, raw: dict[str, Any]) -> None:
 
 def _user_files(workdir: Path, raw: dict[str, Any]) -> dict[str, list[str]]:
     """What lies in the working folder and decides a stage's outputs: task files, a model folder, modules of custom rewards."""
+    from rlpipe import task_sources
     from rlpipe.reward import own_code
     from rlpipe.reward.section import custom_paths
 
@@ -117,7 +118,7 @@ def _user_files(workdir: Path, raw: dict[str, Any]) -> dict[str, list[str]]:
     folders = (workdir, Path.cwd())
     rewards = {name: [file for path in custom_paths(sections[name].rewards) for file in own_code.files(path, folders).values()] for name in OWN_REWARDS}
     model = Path(sections["model"].model.path).expanduser()
-    sources = [Path(split.source) for split in (sections["tasks"].train, sections["tasks"].eval)]
+    sources = [task_sources.file_of(split.source, [workdir]) for split in (sections["tasks"].train, sections["tasks"].eval)]
     found = {"model": [model] if model.is_dir() else [], "tasks": [source for source in sources if source.is_file()], **rewards}
     return {name: _inside(workdir, paths) for name, paths in found.items()}
 

@@ -83,14 +83,16 @@ def test_a_run_in_process_finds_it_finished(micro_on_kfp: Path, caplog: pytest.L
 
 
 def test_mlflow_has_one_run_with_the_params_of_every_step(micro: Path, micro_on_kfp: Path) -> None:
-    def tracked(workdir: Path) -> tuple[set, set, list]:
+    def tracked(workdir: Path) -> tuple:
         with sqlite3.connect(workdir / "mlflow.db") as database:
             wanted = "select p.key from params p join tags t on t.run_uuid = p.run_uuid where t.key = 'rlpipe.role'"
             # how the work is spread is no part of what a step is decided by
             keys = {key for (key,) in database.execute(wanted) if key not in ("rounds", "rollout.shards")}
             metrics = {key for (key,) in database.execute("select distinct key from metrics")}
             runs = list(database.execute("select name, status from runs order by name"))
-        return keys, metrics, [(name.split("-")[0], status) for name, status in runs]
+            tags = sorted((key, version, value != "") for key, version, value in database.execute("select key, version, value from model_version_tags"))
+            aliases = list(database.execute("select alias, version from registered_model_aliases"))
+        return keys, metrics, [(name.split("-")[0], status) for name, status in runs], tags, aliases
 
     assert tracked(micro_on_kfp) == tracked(micro)
 

@@ -65,6 +65,8 @@ class Fault:
     """Answer 200 with an HTML page."""
     raw: bytes | None = None
     """Answer with this body instead of an API error."""
+    kind: str = "text/html"
+    """The content type of `raw`."""
     headers: dict[str, str] = field(default_factory=dict)
     times: int = 1_000_000
 
@@ -177,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if fault.status:
                 if fault.raw is not None:
-                    return self._send(fault.status, fault.raw, "text/html", fault.headers)
+                    return self._send(fault.status, fault.raw, fault.kind, fault.headers)
                 raise RefusedError(fault.status, f"scripted {fault.status}")
             if path == "/token":
                 return self._token()

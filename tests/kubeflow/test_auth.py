@@ -126,6 +126,12 @@ def test_addresses_that_are_refused_show_no_password(given: str) -> None:
         assert "RLPIPE_KFP_TOKEN" in str(caught.value)
 
 
+@pytest.mark.parametrize("given", ["http://host:65536", "host:99999/pipeline", "http://host:0", "http://[::1]:70000", "http://[zz]", "http://["])
+def test_an_address_that_leads_nowhere_is_refused_at_once(contract: ContractServer, rlpipe: Callable[..., int], given: str) -> None:
+    assert rlpipe("runs", "list", "--host", given) == 2
+    assert contract.requests == []
+
+
 def test_no_server_named(rlpipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("RLPIPE_KFP_HOST")
     assert rlpipe("runs", "list") == 2

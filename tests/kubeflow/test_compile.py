@@ -2,15 +2,19 @@
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import json_format
 from kfp import dsl
+from ruamel.yaml import YAML
 
+from rlpipe import params
 from rlpipe.errors import ConfigError
 from rlpipe.kubeflow import compile as pipelines
 from rlpipe.kubeflow.section import KubeflowConfig
+from rlpipe.workspace import shipped
 from tests.kubeflow.specs import EVERYTHING, documents, everything, plain, raw
 
 BUDGET_OF_TEN_ROUNDS = 256_000
@@ -70,7 +74,7 @@ def meaning(graph: dict[str, Any], spec: dict[str, Any], configs: dict[str, Any]
 def test_merging_changes_nothing_but_names(pipeline: str) -> None:
     """Case B03: the specification as kfp makes it, and as rlpipe sends it, expanded, are one."""
     given = raw(rounds=3, shards=2, **{**EVERYTHING, "params_store": None})
-    made = pipelines.build(pipeline, pipelines.plan(given))
+    made = pipelines.build(pipeline, pipelines.plan(given, pipeline))
     whole, platform = json_format.MessageToDict(made.pipeline_spec), json_format.MessageToDict(made.platform_spec)
     spec, configs = documents(pipelines.compile(given, pipeline).text)
     assert len(spec["components"]) < len(whole["components"]) / 2
@@ -90,7 +94,7 @@ def test_a_number_of_rounds_known_at_run_time_is_refused() -> None:
     """Case B16."""
 
     def training(rounds: int):
-        pipelines.Plan(rounds, 1, KubeflowConfig(), {})
+        pipelines.Plan(rounds, 1, {}, KubeflowConfig(), {})
 
     with pytest.raises(ConfigError, match=r"the number of rounds is fixed when a pipeline is compiled.*set rounds in params\.yaml"):
         dsl.pipeline(training)
@@ -188,3 +192,14 @@ def test_every_section_is_one_parameter() -> None:
 def test_an_unknown_pipeline_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such pipeline; got training; accepted: post_training, retraining"):
         pipelines.compile(raw(), "training")
+
+
+def test_the_example_of_the_readme_compiles() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(kubeflow:.*?)```", text, re.DOTALL)
+    given = YAML(typ="safe", pure=True).load(example)
+    compiled = pipelines.compile({**params.read_yaml(shipped("configs/tiny.yaml")), **given})
+    assert compiled.least_backend == "2.4"
+    assert compiled.config.of("train").timeout_seconds == 14400
+    assert compiled.config.of("train").node_selector == {"pool": "gpu"}
+    assert compiled.config.of("filter").timeout_seconds == 3600

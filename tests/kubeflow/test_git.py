@@ -191,6 +191,14 @@ def test_b07_credentials_in_a_url(url: str) -> None:
     assert MARKER not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["https://git.example/a.git?private_token=marker-8f3a", "HTTP://git.example?marker-8f3a"])
+def test_b07_a_token_in_the_query_of_a_url(url: str) -> None:
+    """Case B07: refused, and not repeated."""
+    with pytest.raises(ConfigError, match=r"kubeflow\.snapshot\.repository carries a query, where a token may stand.*GIT_PASSWORD") as caught:
+        git.check_url(url)
+    assert MARKER not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "url", ["https://git.example/a@b/c.git", "ssh://git@git.example:22/a.git", "git@git.example:a/b.git", "file:///a/b@c.git", "https://git.example:8443/a.git"]
 )

@@ -20,6 +20,19 @@ def test_list_joins_pages_newest_first(contract: ContractServer, server: Server)
     assert contract.count("GET", "/runs") == 3
 
 
+def test_a_server_that_gives_the_same_page_again_is_left(contract: ContractServer, server: Server) -> None:
+    contract.fault("GET", "/runs", status=200, raw=b'{"runs": [{"run_id": "a"}], "next_page_token": "more"}', kind="application/json", times=10)
+    with pytest.raises(ClusterError, match="the same page again for: list runs"):
+        runs.newest(server)
+    assert contract.count("GET", "/runs") == 2
+
+
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_a_limit_below_one_is_refused(contract: ContractServer, rlpipe: Callable[..., int], limit: str) -> None:
+    assert rlpipe("runs", "list", "--limit", limit) == 2
+    assert contract.requests == []
+
+
 def test_list_of_one_experiment(contract: ContractServer, rlpipe: Callable[..., int], capsys: Said) -> None:
     contract.kept["experiments"]["e1"] = api.V2beta1Experiment(experiment_id="e1", display_name="papers")
     contract.add_run(display_name="other")

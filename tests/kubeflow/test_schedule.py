@@ -131,6 +131,15 @@ def test_timings_that_mean_something_else_than_meant_are_refused(given: dict[str
     assert words in str(caught.value)
 
 
+def test_retraining_is_scheduled_with_its_champion(contract: ContractServer, rlpipe: Callable[..., int]) -> None:
+    scheduled = ("schedule", "set", "--params", "configs/micro.yaml", "--every", "600", "--pipeline", "retraining", "--champion")
+    assert rlpipe(*scheduled, "s3://models/first", "--retrain-below", "0.5") == 0
+    assert rlpipe(*scheduled, "s3://models/second") == 0
+    (made,) = contract.of("recurringruns")
+    assert made.runtime_config.parameters["champion_uri"] == "s3://models/second"
+    assert "retrain_below" not in made.runtime_config.parameters
+
+
 def test_the_command_sets_shows_and_switches_off(contract: ContractServer, rlpipe: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     """Case B22."""
     scheduled = ("schedule", "set", "--params", "configs/micro.yaml")

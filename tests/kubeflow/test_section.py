@@ -27,6 +27,7 @@ def config(**values) -> KubeflowConfig:
         ({"resources": {"rollout": {"timeout_seconds": 0}}}, "kubeflow.resources.rollout.timeout_seconds"),
         ({"snapshot": {"repository": "https://git.example/a.git", "commit": "main"}}, "kubeflow.snapshot.commit"),
         ({"image_pull_policy": "Sometimes"}, "kubeflow.image_pull_policy"),
+        ({"env": {"A": "1", "RLPIPE_RUN": "x", "RLPIPE_CACHE": "/c"}}, "begin with RLPIPE_ are rlpipe's own and set by it: RLPIPE_RUN, RLPIPE_CACHE$"),
         ({"time_limit": 3}, "unknown key kubeflow.time_limit"),
     ],
 )
@@ -48,6 +49,16 @@ def test_a_tasks_own_keys_win_over_the_default() -> None:
 def test_a_key_at_its_default_wins_too_where_it_is_written() -> None:
     made = config(resources={"default": {"timeout_seconds": 60}, "rollout": {"timeout_seconds": 14_400}})
     assert made.of("rollout").timeout_seconds == 14_400
+
+
+def test_written_out_and_read_back_a_task_gets_the_same() -> None:
+    """Keys that were not given for a task stay so, and `default`'s stand for them."""
+    once = raw(resources={"default": {"timeout_seconds": 3600}, "rollout": {"cpu": 8}})
+    written = steps.resolved(once)
+    assert written["kubeflow"]["resources"] == {"default": {"timeout_seconds": 3600}, "rollout": {"cpu": "8"}}
+    back = steps.configs(written)["kubeflow"]
+    assert (back.of("rollout").cpu, back.of("rollout").timeout_seconds) == ("8", 3600)
+    assert back.of("rollout") == steps.configs(once)["kubeflow"].of("rollout")
 
 
 def test_every_task_has_a_time_limit_without_being_told() -> None:

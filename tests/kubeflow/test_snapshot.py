@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rlpipe import artifact, cli, layout, params
-from rlpipe.errors import ArtifactError, ConfigError, StorageError
+from rlpipe.errors import ArtifactError, StorageError
 from rlpipe.kubeflow.section import Snapshot
-from rlpipe.kubeflow.snapshot import Round, dvc_hashes, record, snapshot
+from rlpipe.kubeflow.snapshot import Round, dvc_hashes, record
 from rlpipe.versioning import VersioningError
 
 ROOT = Path(__file__).parents[2]
@@ -355,14 +355,6 @@ def test_rlpipes_own_repository(tmp_path: Path, finished: Path) -> None:
     commit = later.record(0, run_id="abc-2")
     with pytest.raises(VersioningError, match=r"rounds/01/policy was made by other code.*kubeflow.snapshot.commit"):
         later.record(1, commit, run_id="abc-2")
-
-
-def test_credentials_in_the_url_are_refused_before_anything_else() -> None:
-    """Case B07."""
-    config = Snapshot(repository="https://me:marker-8f3a@git.example/a.git", commit="0123456")
-    with pytest.raises(ConfigError, match="carries a user or password") as caught:
-        snapshot(config, run_id="a", round_index=0, artifacts={}, records=[], params={}, expect=None)
-    assert "marker-8f3a" not in str(caught.value)
 
 
 def test_b07_no_secret_is_written_down(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

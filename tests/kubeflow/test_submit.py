@@ -182,6 +182,30 @@ def test_a_page_instead_of_the_api_is_recognised(contract: ContractServer, serve
         submit(server, package)
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"null", "no object but NoneType"),
+        (b"[1, 2, 3]", "no object but list"),
+        (b"{garbage", "a body that is no JSON"),
+        (b'{"next_page_token": 5}', "next_page_token is no text"),
+    ],
+)
+def test_a_list_that_is_no_json_object_is_not_an_empty_one(
+    contract: ContractServer, rlpipe: Callable[..., int], capsys: pytest.CaptureFixture[str], body: bytes, words: str
+) -> None:
+    contract.fault("GET", "/runs", status=200, raw=body, kind="application/json")
+    assert rlpipe("runs", "list") == 12
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("identity", [b'""', b"null", b"7", b'{"a": 1}'])
+def test_a_run_whose_id_is_no_text_is_none(contract: ContractServer, server: Server, package: Package, identity: bytes) -> None:
+    contract.fault("POST", "/runs", status=200, raw=b'{"run_id": ' + identity + b"}", kind="application/json")
+    with pytest.raises(ClusterError, match=r"not the Kubeflow Pipelines API; got JSON (without|whose) run_id"):
+        submit(server, package)
+
+
 def test_a_redirect_is_not_followed(contract: ContractServer, server: Server, package: Package) -> None:
     contract.fault("GET", "/experiments", status=302, headers={"location": "https://login.example/dex?state=private"})
     with pytest.raises(ClusterError, match=r"https://login\.example/dex") as caught:
@@ -276,3 +300,41 @@ def test_the_command_keeps_a_version(contract: ContractServer, rlpipe: Callable[
     assert rlpipe("submit", *MICRO, "--ensure-version") == rlpipe("submit", *MICRO, "--ensure-version") == 0
     (version,) = contract.of("versions")
     assert version.display_name == hashlib.sha256(contract.packages[version.pipeline_version_id].encode()).hexdigest()[:12]
+
+
+RETRAINING = (*MICRO, "--pipeline", "retraining")
+CHAMPION = ("--champion", "s3://models/policy")
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (CHAMPION, {"champion_uri": "s3://models/policy"}),
+        ((*CHAMPION, "--metric", "pass_at_k", "--retrain-below", "0"), {"champion_uri": "s3://models/policy", "metric": "pass_at_k", "retrain_below": 0.0}),
+    ],
+)
+def test_retraining_is_given_its_champion(contract: ContractServer, rlpipe: Callable[..., int], options: tuple[str, ...], given: dict[str, Any]) -> None:
+    assert rlpipe("submit", *RETRAINING, *options) == 0
+    (made,) = contract.of("runs")
+    sent = made.runtime_config.parameters
+    assert {name: sent[name] for name in ("champion_uri", "metric", "retrain_below") if name in sent} == given
+    assert "rollout" in sent
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (RETRAINING, "the URI of the policy artifact, as the registered version's `source` shows it"),
+        ((*RETRAINING, "--champion", ""), "needs a champion"),
+        ((*RETRAINING, *CHAMPION, "--retrain-below", "nan"), "needs a number"),
+        ((*MICRO, *CHAMPION), "for the pipeline retraining"),
+        ((*MICRO, "--retrain-below", "0"), "for the pipeline retraining"),
+    ],
+)
+@pytest.mark.parametrize("command", [("submit",), ("schedule", "set", "--every", "600")])
+def test_retraining_without_what_it_needs_is_refused_before_anything_is_sent(
+    contract: ContractServer, rlpipe: Callable[..., int], capsys: pytest.CaptureFixture[str], command: tuple[str, ...], options: tuple[str, ...], words: str
+) -> None:
+    assert rlpipe(*command, *options) == 2
+    assert words in capsys.readouterr().err
+    assert contract.requests == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -41,6 +42,14 @@ class Scripted:
     def grandchild(self) -> float:
         if os.fork() == 0:
             self.loop()
+        return self.loop()
+
+    def leaves_a_process(self) -> float:
+        subprocess.Popen(["sleep", "613"], start_new_session=True)
+        return 0.75
+
+    def leaves_a_process_and_hangs(self) -> float:
+        self.leaves_a_process()
         return self.loop()
 
     def fork_twice(self) -> float:

@@ -108,6 +108,31 @@ def test_signals_grandchildren_and_the_interpreter_lock_do_not_outlive_the_limit
     assert descendants(os.getpid()) <= before
 
 
+def test_what_scorers_leave_in_sessions_of_their_own_ends_with_the_workers_and_is_counted(fresh_box, caplog):
+    before = descendants(os.getpid())
+    [outcome] = run(fresh_box, "leaves_a_process", workers=1)
+    assert outcome == Outcome(0.75, "ok")
+    assert len(descendants(os.getpid()) - before) == 3  # the template, its worker and what was left
+    assert run(fresh_box, "leaves_a_process_and_hangs", "fine", workers=1) == [Outcome(None, *TIMEOUT), Outcome(1.0, "ok")]
+    left = descendants(os.getpid()) - before
+    assert len(left) == 2  # both were left by the worker that is ended
+    fresh_box.close()
+    assert [record.getMessage() for record in caplog.records] == ["step=reward children_ended=2 reason=left_behind_by_a_scorer"]
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_idle_workers_left_ends_when_the_sandbox_closes(fresh_box, caplog):
+    before = descendants(os.getpid())
+    run(fresh_box, "leaves_a_process", workers=1)
+    children = descendants(os.getpid()) - before
+    fresh_box.close()
+    assert "children_ended=1 " in caplog.text
+    wait_until = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children) and time.monotonic() < wait_until:
+        time.sleep(0.05)
+    assert not [pid for pid in children if Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def test_cpu_time_is_limited_apart_from_wall_time(box):
     [outcome] = run(box, "loop", limits=LIMITS._replace(cpu_seconds=1, wall_seconds=30.0))
     assert outcome == Outcome(None, "timeout", "over the limit of 30 s or 1 s of CPU")

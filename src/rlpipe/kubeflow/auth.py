@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from rlpipe.errors import ClusterError, ConfigError
 
@@ -27,7 +27,7 @@ def address(text: str) -> str:
         ConfigError: it names no host, or holds a user, a password or a query, which would end up in logs.
     """
     url = text.strip().partition("#")[0]
-    parts = urlsplit(url if "://" in url else f"https://{url}")
+    parts = _parts(url if "://" in url else f"https://{url}")
     if "@" in parts.netloc:
         do = f"give the address alone; a token belongs into {TOKEN} or a file (--token-file), cookies into {COOKIES} or a file (--cookie-file)"
         raise ConfigError("the address of the Kubeflow server holds a user or a password", got=f"{parts.scheme}://…@{parts.netloc.rpartition('@')[2]}", do=do)
@@ -35,7 +35,20 @@ def address(text: str) -> str:
         raise ConfigError("the address of the Kubeflow server holds a query", got=f"{parts.scheme}://{parts.netloc}{parts.path}?…", do="give it without")
     if parts.scheme not in ("http", "https") or not re.fullmatch(r"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?", parts.netloc):
         raise ConfigError("this is no address of a Kubeflow server", got=repr(text), accepted="http://host[:port][/path] or https://…")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ConfigError("the address of the Kubeflow server has no possible port", got=parts.netloc, accepted="a port from 1 to 65535")
     return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # What stands in brackets is no address; the text may hold a password.
+        raise ConfigError("this is no address of a Kubeflow server", got="text hidden", accepted="http://host[:port][/path] or https://…") from None
 
 
 @dataclass(frozen=True)

@@ -145,17 +145,24 @@ class Server:
     def everything(
         self, what: str, call: Callable[..., Any], field: str, *args: Any, matching: Mapping[str, str] | None = None, limit: int | None = None, **options: Any
     ) -> list[Any]:
-        """All that a list call gives, newest first, its pages joined; `matching` keeps what has these values."""
+        """All that a list call gives, newest first, its pages joined; `matching` keeps what has these values.
+
+        Raises:
+            ClusterError: as `ask`; also when the server leads back to a page it gave already.
+        """
         if matching:
             options["filter"] = filter_text(matching)
         found: list[Any] = []
-        token = ""
+        token, seen = "", {""}
         while limit is None or len(found) < limit:
             answer = self.ask(what, call, *args, page_token=token, page_size=min(PAGE, limit or PAGE), sort_by="created_at desc", **options)
             found += getattr(answer, field) or []
             token = answer.next_page_token
             if not token:
                 break
+            if token in seen:
+                raise not_the_api(what, "the same page again")
+            seen.add(token)
         return found[:limit]
 
     def text(self, what: str, path: str, query: Mapping[str, str]) -> str:
@@ -192,10 +199,24 @@ class Server:
         return refused(what, error.status, error.body, error.headers)
 
     def _json(self, what: str, answer: Any) -> Any:
-        """`answer`, unless it was read out of something that is not JSON: kfp's client makes an empty object of a sign-in page."""
-        kind = self._api.last_response.urllib3_response.headers.get("content-type", "nothing")
+        """`answer`, unless it was read out of something that is no JSON object: kfp's client makes an empty object of a sign-in page.
+
+        kfp's client also makes a text of whatever stands where one should be, so the answer's own texts are looked at as they came.
+        """
+        response = self._api.last_response
+        kind = response.urllib3_response.headers.get("content-type", "nothing")
         if "json" not in kind:
             raise not_the_api(what, kind)
+        try:
+            content = json.loads(response.data)
+        except ValueError:
+            raise not_the_api(what, "a body that is no JSON") from None
+        if not isinstance(content, dict):
+            raise not_the_api(what, f"JSON that is no object but {type(content).__name__}")
+        texts = [name for name, declared in getattr(answer, "openapi_types", {}).items() if declared == "str"]
+        odd = next((name for name in texts if not isinstance(content.get(name, ""), str | None)), None)
+        if odd is not None:
+            raise not_the_api(what, f"JSON whose {odd} is no text")
         return answer
 
     def _hidden(self, error: ClusterError) -> ClusterError:

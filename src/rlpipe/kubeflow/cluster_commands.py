@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlpipe.errors import ConfigError, EngineError
 
@@ -23,12 +24,13 @@ def _say(text: str) -> None:
 def submit(options: Namespace) -> None:
     """`rlpipe submit`: compile, make exactly one run, and with --wait follow it to its end."""
     server = connect(options)
+    retraining = _retraining(options)
     compiled = _compiled(options)
     from rlpipe.kubeflow import submit as submitting
 
     run = submitting.submit(
         server,
-        _package(compiled),
+        _package(compiled, retraining),
         experiment=options.experiment or compiled.config.experiment,
         run_name=options.name,
         service_account=compiled.config.service_account,
@@ -43,6 +45,8 @@ def runs(options: Namespace) -> None:
     """`rlpipe runs list|show|logs|stop`."""
     if options.action != "list" and not options.run:
         raise ConfigError(f"`rlpipe runs {options.action}` needs the id of a run", do="see `rlpipe runs list`")
+    if options.limit < 1:
+        raise ConfigError("--limit needs a positive number", got=options.limit)
     server = connect(options)
     {"list": _list, "show": _show, "logs": _logs, "stop": _stop}[options.action](server, options)
 
@@ -98,10 +102,31 @@ def _compiled(options: Namespace) -> Compiled:
     return compile_pipeline(raw, options.pipeline)
 
 
-def _package(compiled: Compiled) -> Package:
+def _retraining(options: Namespace) -> dict[str, Any]:
+    """The arguments that only pipeline `retraining` takes, those that are given.
+
+    Raises:
+        ConfigError: they are given for another pipeline, the champion is missing, or the limit is no number.
+    """
+    named = {"champion_uri": options.champion, "metric": options.metric, "retrain_below": options.retrain_below}
+    given = {name: value for name, value in named.items() if value is not None}
+    if options.pipeline != "retraining":
+        if given:
+            do = "leave them out, or give --pipeline retraining"
+            raise ConfigError("--champion, --metric and --retrain-below are for the pipeline retraining", got=f"--pipeline {options.pipeline}", do=do)
+        return {}
+    if not options.champion:
+        do = "give --champion URI: the URI of the policy artifact, as the registered version's `source` shows it"
+        raise ConfigError("the pipeline retraining needs a champion", do=do)
+    if options.retrain_below is not None and not math.isfinite(options.retrain_below):
+        raise ConfigError("--retrain-below needs a number", got=options.retrain_below)
+    return given
+
+
+def _package(compiled: Compiled, retraining: dict[str, Any]) -> Package:
     from rlpipe.kubeflow.submit import Package
 
-    return Package(name=compiled.name, version=compiled.version, text=compiled.text, arguments=compiled.check_arguments())
+    return Package(name=compiled.name, version=compiled.version, text=compiled.text, arguments={**compiled.check_arguments(), **retraining})
 
 
 def _follow(server: Server, run_id: str, timeout: float | None, run_timeout: float | None) -> None:
@@ -148,12 +173,13 @@ def _schedule_set(server: Server, options: Namespace) -> None:
     from rlpipe.kubeflow import schedule as schedules
 
     timing = schedules.Timing(options.cron, options.every)
+    retraining = _retraining(options)
     compiled = _compiled(options)
     made, kept = schedules.set_schedule(
         server,
         _schedule_name(options),
         timing,
-        _package(compiled),
+        _package(compiled, retraining),
         experiment=options.experiment or compiled.config.experiment,
         service_account=compiled.config.service_account,
         ensured=options.ensure_version,

@@ -30,6 +30,7 @@ class Plan:
         shards: pods that share a round's rollouts.
         launcher: `train.launcher`.
         sections: the filled sections, each the default of one pipeline parameter.
+        recorded: each round is recorded with DVC.
         local: for kfp's local runners: no retries, since a failure at hand wants looking at.
     """
 
@@ -38,6 +39,7 @@ class Plan:
     launcher: dict[str, Any]
     config: KubeflowConfig
     sections: dict[str, dict[str, Any]]
+    recorded: bool = False
     local: bool = False
 
     def __post_init__(self) -> None:
@@ -48,11 +50,6 @@ class Plan:
                 accepted="a number",
                 do="set rounds in params.yaml, or compile with --rounds N",
             )
-
-    @property
-    def recorded(self) -> bool:
-        """Whether each round is recorded with DVC."""
-        return self.config.snapshot is not None
 
     @property
     def round_outputs(self) -> Any:
@@ -112,20 +109,23 @@ class Compiled:
         return self.arguments
 
 
-def plan(raw: Mapping[str, Any], *, local: bool = False) -> Plan:
+def plan(raw: Mapping[str, Any], pipeline: str = "post_training", *, local: bool = False) -> Plan:
     """What params fix when a pipeline is compiled.
 
     Raises:
-        ConfigError: the params are wrong.
+        ConfigError: the params are wrong, or Kubeflow would read a part of them as its own.
     """
     raw = {**raw, "kubeflow": raw.get("kubeflow") or {}}
     sections = steps.filled(raw)
     config = steps.configs(raw)["kubeflow"]
     if config.snapshot:
         git.check_url(config.snapshot.repository)
-    sections["snapshot"] = sections["kubeflow"]["snapshot"] or {}
+    # retraining begins with a champion, which is no stage of `dvc.yaml`
+    recorded = config.snapshot is not None and pipeline == "post_training"
+    sections["snapshot"] = sections["kubeflow"]["snapshot"] if recorded else {}
+    wire.check_placeholders(sections)
     encoded = {name: wire.encoded(section) for name, section in sections.items()}
-    return Plan(len(steps.rounds(raw)), sections["rollout"]["shards"], sections["train"]["launcher"], config, encoded, local)
+    return Plan(len(steps.rounds(raw)), sections["rollout"]["shards"], sections["train"]["launcher"], config, encoded, recorded, local)
 
 
 def build(pipeline: str, made: Plan) -> Any:
@@ -145,7 +145,7 @@ def compile(raw: Mapping[str, Any], pipeline: str = "post_training") -> Compiled
     Raises:
         ConfigError: the params are wrong, or the specification is larger than `kubeflow.max_spec_kb`.
     """
-    made = plan(raw)
+    made = plan(raw, pipeline)
     if made.num_rounds > MEASURED_ROUNDS:
         _check_size(_expected_bytes(raw, pipeline, made.num_rounds), made)
     compiled = _compiled(pipeline, made)
@@ -165,7 +165,7 @@ def _compiled(pipeline: str, made: Plan) -> Compiled:
 
 def _expected_bytes(raw: Mapping[str, Any], pipeline: str, num_rounds: int) -> int:
     """The size to come, each round taking the same: kfp needs minutes for hundreds of rounds, too long to find that they are too many."""
-    two, three = (_compiled(pipeline, plan({**raw, "rounds": steps.round_list(count)})).num_bytes for count in (2, 3))
+    two, three = (_compiled(pipeline, plan({**raw, "rounds": steps.round_list(count)}, pipeline)).num_bytes for count in (2, 3))
     return two + (num_rounds - 2) * (three - two)
 
 

@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlpipe.errors import ConfigError
+from rlpipe.kubeflow.section import check_url
 from rlpipe.redaction import without_secrets
 from rlpipe.versioning import VersioningError
 
@@ -117,21 +117,6 @@ class Clone:
     def parents(self, commit: str) -> list[str]:
         """The parents of a fetched commit."""
         return self.git("rev-parse", f"{commit}^@").split()
-
-
-def check_url(url: str) -> None:
-    """Refuse a repository URL that carries a password or token, without repeating it.
-
-    Raises:
-        ConfigError: it does, or it reads as an option of git.
-    """
-    scheme, _, rest = url.partition("://")
-    user, at, _ = rest.split("/", 1)[0].rpartition("@")
-    if at and (":" in user or scheme.lower() in ("http", "https")):
-        do = "take it out, and give it to the task in a secret as GIT_USERNAME and GIT_PASSWORD; what was written down should be revoked"
-        raise ConfigError("kubeflow.snapshot.repository carries a user or password", accepted="a URL without either", do=do)
-    if url.startswith("-"):
-        raise ConfigError("kubeflow.snapshot.repository is not a URL", got=url)
 
 
 def init(url: str, scratch: Path) -> Clone:

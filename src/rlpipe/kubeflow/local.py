@@ -18,9 +18,9 @@ from rlpipe import artifact, layout, params, records
 from rlpipe.errors import ConfigError, DeadlineError, RlpipeError, RunFailedError
 from rlpipe.kubeflow import compile as pipelines
 from rlpipe.kubeflow import wire
-from rlpipe.kubeflow.pod import FAILURE, FINISHED, PARENT, RUN_ENDS
+from rlpipe.kubeflow.collecting import check_whole, collect
+from rlpipe.kubeflow.pod import FAILURE, FINISHED, MODULES, PARENT, RUN_ENDS
 from rlpipe.kubeflow.streaming import Lines
-from rlpipe.kubeflow.task import RECORDS
 from rlpipe.session import Session
 from rlpipe.tracking_place import URI, tracking_uri
 
@@ -29,7 +29,6 @@ log = logging.getLogger("rlpipe")
 RUNNERS = ("kfp-local", "kfp-docker")
 FOLDER = Path(".rlpipe/kfp")
 """Where kfp's runners keep what tasks write, in the working folder; so that artifacts reach their places by renaming."""
-TASK_FILES = {"train_tasks": layout.TRAIN_TASKS, "eval_tasks": layout.EVAL_TASKS}
 
 
 def run(session: Session, runner: str, docker: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +45,7 @@ def run(session: Session, runner: str, docker: Mapping[str, Any]) -> dict[str, A
     """
     folder = session.workdir / FOLDER
     # what a killed run left finished
-    _collect(session.workdir, folder)
+    collect(session.workdir, folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     plan = pipelines.plan(session.raw, local=True)
@@ -59,8 +58,8 @@ def run(session: Session, runner: str, docker: Mapping[str, Any]) -> dict[str, A
             _execute(pipelines.build("post_training", plan), session.workdir, folder, runner, docker)
         finally:
             # what is finished stays so: the next run goes on from it
-            _collect(session.workdir, folder)
-    _check_whole(session)
+            collected = collect(session.workdir, folder)
+    check_whole(collected, len(session.rounds))
     shutil.rmtree(folder)
     return _record(session)
 
@@ -74,7 +73,8 @@ def _execute(pipeline: Any, workdir: Path, folder: Path, runner: str, docker: Ma
         warnings.simplefilter("ignore", RuntimeWarning)  # the images are not used by the subprocess runner
         try:
             pipeline()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
+            # kfp's own words for a task that failed, and for one that left no output
             raise _failure(folder, error, lines.path) from error
     log.info("pipeline=%s runner=%s state=done seconds=%.1f log=%s", pipeline.name, runner, time.monotonic() - began, layout.relative(lines.path, workdir))
 
@@ -92,10 +92,13 @@ def _runner(runner: str, workdir: Path, docker: Mapping[str, Any]) -> Any:
             "read_only": True,
             "tmpfs": {"/tmp": "exec"},
             "mounts": [Mount(str(workdir), str(workdir), type="bind")],
-            "environment": {name: os.environ[name] for name in (URI, FAILURE, FINISHED, RUN_ENDS, "PYTHONPATH") if name in os.environ},
+            "environment": {name: os.environ[name] for name in (URI, FAILURE, FINISHED, RUN_ENDS, MODULES) if name in os.environ},
             "working_dir": str(workdir),
         }
-        environment = {**defaults["environment"], **docker.get("environment", {})}
+        own = docker.get("environment", {})
+        if not isinstance(own, Mapping):
+            raise ConfigError("--docker environment needs a mapping", got=own, accepted="environment={NAME: value}")
+        environment = {**defaults["environment"], **own}
         return local.DockerRunner(**{**defaults, **docker, "environment": environment})
     except ImportError as error:
         raise ConfigError("kfp's DockerRunner needs the package docker", got=str(error), do="pip install docker") from error
@@ -107,7 +110,7 @@ def _runner(runner: str, workdir: Path, docker: Mapping[str, Any]) -> Any:
 def _environment(session: Session, folder: Path, runner: str, seconds: int) -> Iterator[None]:
     """What tasks find: where to track, where to say why they failed, what is finished, the folder's own modules, when to end, whom not to outlive."""
     values = {URI: tracking_uri(session.workdir), FAILURE: str(folder / "failure.json"), RUN_ENDS: str(time.time() + seconds)}
-    values |= {"PYTHONPATH": os.pathsep.join([str(session.workdir), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    values |= {MODULES: os.pathsep.join(dict.fromkeys([str(session.workdir), os.getcwd()]))}
     values |= {} if session.fresh else {FINISHED: str(session.workdir)}
     values |= {PARENT: str(os.getpid())} if runner == "kfp-local" else {}
     before = {name: os.environ.get(name) for name in values}
@@ -119,7 +122,7 @@ def _environment(session: Session, folder: Path, runner: str, seconds: int) -> I
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _failure(folder: Path, error: RuntimeError, output: Path) -> RlpipeError:
+def _failure(folder: Path, error: Exception, output: Path) -> RlpipeError:
     """The failure as the task explained it, of the type it has in process; else where to read on."""
     try:
         said = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
@@ -136,55 +139,14 @@ def _kinds(kind: type[RlpipeError]) -> Iterator[type[RlpipeError]]:
         yield from _kinds(inner)
 
 
-def _collect(workdir: Path, folder: Path) -> None:
-    """Put every finished artifact and run record where `rlpipe run` puts it; what an artifact is, its manifest says."""
-    for manifest in sorted(folder.rglob(artifact.MANIFEST)):
-        content = artifact.read_manifest(manifest.parent)
-        if "scalars" not in content:
-            _put(manifest.parent, workdir / layout.place(content["step"], content["artifact"], content["round"]))
-    for name, place in TASK_FILES.items():
-        for path in folder.glob(f"**/start/{name}"):
-            _put(path, workdir / place)
-    for path in sorted(folder.rglob("metrics")):
-        for record in json.loads(path.read_text(encoding="utf-8"))[RECORDS][::-1] if path.is_file() else ():
-            if "scalars" not in record:
-                records.write(workdir, record)
-                _keep_page(path.with_name("report"), workdir / layout.report_path(record["step"], record["round"]).with_suffix(".html"))
-
-
-def _keep_page(page: Path, place: Path) -> None:
-    """The page lies beside the record of its step; `start` hands over two records and one page, which is the last one's."""
-    if page.is_file():
-        _put(page, place)
-
-
-def _put(source: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    artifact.publish(source, place)
-
-
-def _check_whole(session: Session) -> None:
-    """A container that vanished looks like one that succeeded: believe the manifests.
-
-    Raises:
-        RunFailedError: an artifact of the run is missing.
-    """
-    from rlpipe import steps
-
-    wanted = [("model", 0), ("start", 0), *((name, index) for index in range(1, len(session.rounds) + 1) for name in layout.ROUND_STEPS)]
-    for name, index in wanted:
-        step = steps.load(name)
-        for output in step.signature.outputs:
-            place = session.workdir / layout.place(name, output, index)
-            if not (place / artifact.MANIFEST).is_file():
-                raise RunFailedError(f"{name} of round {index} left no {output}", got=layout.relative(place, session.workdir), do="run again")
-
-
 def _record(session: Session) -> dict[str, Any]:
-    """Record every stage with DVC, as `rlpipe run` does."""
-    session.commit(0, ["model", "tasks", "start"], changed=True)
-    for index, _ in enumerate(session.rounds, start=1):
-        session.commit(index, [f"{step}@{index - 1}" for step in layout.ROUND_STEPS], changed=True)
+    """Record every stage with DVC, as `rlpipe run` does, and tell MLflow the hashes of the policies."""
+    from rlpipe import versioning
+
+    for index in range(len(session.rounds) + 1):
+        session.commit(index, [f"{step}@{index - 1}" for step in layout.ROUND_STEPS] if index else ["model", "tasks", "start"], changed=True)
+        policy = session.workdir / layout.artifact_path("policy", index)
+        session.tracker.tag_policy(artifact.read_manifest(policy)["fingerprint"], "dvc", versioning.dvc_hash(policy))
     return records.write_run(session.workdir, len(session.rounds))
 
 

@@ -17,8 +17,9 @@ from rlpipe.errors import RlpipeError
 
 TIMEOUT, FAILURE, PARENT = "RLPIPE_TIMEOUT_SECONDS", "RLPIPE_FAILURE_FILE", "RLPIPE_PARENT_PID"
 """Environment of a task: its time limit; where it says why it failed; the process it must not outlive."""
-FINISHED, RUN_ENDS = "RLPIPE_FINISHED_IN", "RLPIPE_RUN_ENDS"
-"""On a local runner: the working folder in which its step may be finished already; when the whole run must end, in seconds since 1970."""
+FINISHED, RUN_ENDS, MODULES = "RLPIPE_FINISHED_IN", "RLPIPE_RUN_ENDS", "RLPIPE_MODULES_IN"
+"""On a local runner: the working folder in which its step may be finished already; when the whole run must end, in seconds
+since 1970; folders with the user's own modules, looked into after all others."""
 IMAGE, RUN_ID = "RLPIPE_IMAGE", "RLPIPE_RUN"
 """And for what it starts elsewhere: its image, and Kubeflow's id of the run."""
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -36,6 +37,7 @@ def guarded(task: str, round_index: int | None = None) -> Iterator[None]:
     """
     quiet(debug=False)
     _speak()
+    sys.path += [folder for folder in os.environ.get(MODULES, "").split(os.pathsep) if folder and folder not in sys.path]
     what = task if round_index is None else f"{task} of round {round_index}"
     _watch(task, what)
     try:

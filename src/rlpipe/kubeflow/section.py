@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
+from rlpipe.errors import ConfigError
 from rlpipe.params import Section
 
 TaskName = Literal[
@@ -31,6 +32,25 @@ Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|K|Ki|M|Mi|G|Gi|
 DnsName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
 """The name of a Kubernetes object."""
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+OWN_ENV = "RLPIPE_"
+"""How the variables begin that rlpipe itself gives to its tasks."""
+
+
+def check_url(url: str) -> None:
+    """Refuse a repository URL that carries a password or token, without repeating it.
+
+    Raises:
+        ConfigError: it does, or it reads as an option of git.
+    """
+    scheme, _, rest = url.partition("://")
+    web = scheme.lower() in ("http", "https")
+    user, at, _ = rest.split("/", 1)[0].rpartition("@")
+    carried = "a user or password" if at and (web or ":" in user) else "a query, where a token may stand" if web and "?" in rest else None
+    if carried:
+        do = "take it out, and give it to the task in a secret as GIT_USERNAME and GIT_PASSWORD; what was written down should be revoked"
+        raise ConfigError(f"kubeflow.snapshot.repository carries {carried}", accepted="a URL without user, password and query", do=do)
+    if url.startswith("-"):
+        raise ConfigError("kubeflow.snapshot.repository is not a URL", got=url)
 
 
 class Images(Section):
@@ -123,7 +143,7 @@ class Snapshot(Section):
     """Where each round's artifacts are recorded with DVC: a clone of this repository, pushed as a branch of its own."""
 
     repository: str = Field(min_length=1)
-    """URL of the git repository with `dvc.yaml`, without user or password.
+    """URL of the git repository with `dvc.yaml`, without user, password or query.
 
     Those come from a secret as `GIT_USERNAME` and `GIT_PASSWORD`, or as an ssh key in a file that `GIT_SSH_KEY` names.
     """
@@ -135,6 +155,12 @@ class Snapshot(Section):
     """The DVC remote to push to; None is the repository's default."""
     branch_prefix: str = Field("runs/", min_length=1)
 
+    @field_validator("repository")
+    @classmethod
+    def _without_credentials(cls, repository: str) -> str:
+        check_url(repository)
+        return repository
+
 
 class KubeflowConfig(Section):
     """Section `kubeflow`."""
@@ -145,7 +171,7 @@ class KubeflowConfig(Section):
     """What each task gets, by its name or `default`."""
     secrets: tuple[Secret, ...] = ()
     env: dict[EnvName, str] = Field(default_factory=dict)
-    """Plain environment variables of every task, such as `MLFLOW_TRACKING_URI`. Never a secret: they can be read in the pipeline."""
+    """Plain environment variables of every task, such as `MLFLOW_TRACKING_URI`. Never a secret: the pipeline shows them. `RLPIPE_…` are rlpipe's own."""
     model_cache: ModelCache | None = None
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     image_pull_secrets: tuple[DnsName, ...] = ()
@@ -167,6 +193,18 @@ class KubeflowConfig(Section):
     """How long a whole run may take: `submit --wait` ends it then, and so does a run on a local runner."""
     max_spec_kb: int = Field(900, ge=1)
     """A compiled pipeline larger than this is refused: Kubeflow must hold it in one Kubernetes object."""
+
+    @field_validator("env")
+    @classmethod
+    def _not_our_own(cls, env: dict[str, str]) -> dict[str, str]:
+        if own := [name for name in env if name.startswith(OWN_ENV)]:
+            raise ValueError(f"variables that begin with {OWN_ENV} are rlpipe's own and set by it: {', '.join(own)}")
+        return env
+
+    @field_serializer("resources")
+    def _as_given(self, resources: dict[str, Resources]) -> dict[str, Any]:
+        # a default that is written out would read back as given for the task, and win over the key of `default`
+        return {name: given.model_dump(mode="json", exclude_unset=True) for name, given in resources.items()}
 
     def of(self, task: str) -> Resources:
         """What `task` gets: its own keys over those of `default`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,11 +30,12 @@ class Lines(io.TextIOBase):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
     def write(self, text: str) -> int:
         """Take a piece of text."""
-        self._file.write(text)
+        self._keep(text)
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             said = line.strip()
@@ -41,7 +43,17 @@ class Lines(io.TextIOBase):
                 sys.stderr.write(said + "\n")
         return len(text)
 
-    def flush(self) -> None:
-        """Bring the file up to date, so that it can be read while the run goes on."""
-        if not self._file.closed:
+    def _keep(self, text: str) -> None:
+        """Into the file, as long as the disk takes it: what failed for want of space is said by the task."""
+        if self._file.closed:
+            return
+        try:
+            self._file.write(text)
             self._file.flush()
+        except OSError:
+            sys.stderr.write(f"rlpipe: {self.path} cannot be written any more\n")
+            with suppress(OSError):
+                self._file.close()
+
+    def flush(self) -> None:
+        """Every piece is in the file already, so that it can be read while the run goes on."""

@@ -132,12 +132,13 @@ def ensure_version(server: Server, package: Package) -> tuple[str, str]:
 
 
 def whole(made: Any, identity: str, what: str) -> Any:
-    """`made`, which must have its id.
+    """`made`, which must have its id, a text.
 
     Raises:
         ClusterError: it has none: something else than the API answered.
     """
-    if not getattr(made, identity):
+    found = getattr(made, identity, None)
+    if not isinstance(found, str) or not found:
         raise not_the_api(what, f"JSON without {identity}")
     return made
 

@@ -182,7 +182,7 @@ class Task:
         if record["step"] in ("start", "evaluate"):
             fingerprint = {**record["inputs"], **record["outputs"]}["policy"]
             version = int(record["numbers"]["policy_version"])
-            tracker.register_policy(
+            registered = tracker.register_policy(
                 record["round"],
                 call.paths["policy"],
                 policy_version=version,
@@ -191,6 +191,8 @@ class Task:
                 metrics=record["numbers"],
                 uri=self._place(call, "policy", handed),
             )
+            if registered is not None and record["step"] == "start":
+                tracker.promote(registered)
 
     def _place(self, call: Call, name: str, handed: Mapping[str, Artifact]) -> str:
         """Where an artifact is kept: its URI, or on a local runner, whose URIs are paths of this machine, where it goes in the working folder."""

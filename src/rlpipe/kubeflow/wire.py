@@ -16,6 +16,7 @@ from rlpipe.errors import ArtifactError, ConfigError
 MAX_PARAMETER_CHARACTERS = 10_000
 """What Kubeflow's API server takes as one parameter."""
 REFERENCE, NULLS = "$reference", "$null"
+PLACEHOLDER = "{{$"
 
 
 def encoded(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,6 +72,17 @@ def check(sections: Mapping[str, Any]) -> None:
                 accepted=f"{MAX_PARAMETER_CHARACTERS}",
                 do="set kubeflow.params_store to a folder or bucket that the tasks can read",
             )
+
+
+def check_placeholders(sections: Mapping[str, Any]) -> None:
+    """Refuse text that Kubeflow would take for one of its placeholders and replace.
+
+    Raises:
+        ConfigError: a section has such text.
+    """
+    for name, section in sections.items():
+        if PLACEHOLDER in json.dumps(section):
+            raise ConfigError(f"section {name} has text that Kubeflow replaces", got=f"text with {PLACEHOLDER}", do=f"write it without {PLACEHOLDER}")
 
 
 def put(files: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ and do not depend on the number of workers.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import pickle
 import signal
@@ -23,7 +24,9 @@ from typing import Any
 from rlpipe.errors import ConfigError, ScorerError
 from rlpipe.reward import own_code
 from rlpipe.reward.batch import Batch, Call, Worker
-from rlpipe.reward.worker import Limits, Outcome, Scorer, receive, send
+from rlpipe.reward.worker import LENGTH, Limits, Outcome, Scorer, receive, send
+
+log = logging.getLogger("rlpipe")
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from rlpipe.reward.worker import main; main(int(sys.argv[1]))"
 
@@ -159,9 +162,10 @@ class Sandbox:
 
     def _close(self) -> None:
         template, self._template, self._prepared = self._template, None, None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        control, self._control = self._control, None
+        if control is not None:
+            with suppress(OSError):
+                control.shutdown(socket.SHUT_WR)
         for worker in self.workers:
             worker.connection.close()
         if template is not None:
@@ -172,7 +176,20 @@ class Sandbox:
                     with suppress(ProcessLookupError):
                         os.killpg(group, signal.SIGKILL)
                 template.wait()
+        if control is not None:
+            if template is not None and template.returncode == 0 and (num := _num_left(control)):
+                log.warning("step=reward children_ended=%d reason=left_behind_by_a_scorer", num)
+            control.close()
         self.workers.clear()
+
+
+def _num_left(control: socket.socket) -> int:
+    """What a template that ended by itself says last: how many processes scorers had left."""
+    try:
+        said = control.recv(1 << 20, socket.MSG_DONTWAIT)
+    except OSError:
+        return 0
+    return int(LENGTH.unpack(said[-LENGTH.size :])[0]) if len(said) >= LENGTH.size else 0
 
 
 _SANDBOXES: dict[str, Sandbox] = {}

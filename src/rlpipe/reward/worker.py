@@ -94,6 +94,7 @@ class Template:
         self.scorers: Sequence[Scorer] = ()
         self.limits = Limits(1.0, 1, 1024)
         self.workers: set[int] = set()
+        self.num_left = 0
 
     def serve(self) -> None:
         try:
@@ -103,6 +104,10 @@ class Template:
         finally:
             for pid in list(self.workers):
                 self.end(pid)
+            self.num_left += _end_below(os.getpid())
+            # the last that is sent, so that it is found whatever the parent has not read
+            with suppress(OSError):
+                self.control.sendall(LENGTH.pack(self.num_left))
 
     def answer(self, kind: str, argument: Any) -> str | int | None:
         """Do what a request asks."""
@@ -139,9 +144,13 @@ class Template:
         return pid
 
     def end(self, pid: int) -> int:
-        """Kill a worker's process group, or find it dead; returns its exit code, negative for a signal."""
+        """Kill a worker's process group and what it started outside of it, or find it dead; returns its exit code, negative for a signal."""
         # Only this process reaps, so the id cannot have passed to another process
         ended, status = os.waitpid(pid, os.WNOHANG)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGSTOP)  # so that it starts nothing meanwhile
+        if not ended:
+            self.num_left += _end_below(pid, but=pid)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if not ended:
@@ -161,6 +170,21 @@ class Template:
             code = 0
         finally:
             os._exit(code)
+
+
+def _end_below(root: int, but: int | None = None) -> int:
+    """Kill the descendants of a process but for those in the process group `but`; returns how many.
+
+    While a step runs, those whose own parent died are the step's to end.
+    """
+    from rlpipe import processes  # which imports the sandbox, and that this module
+
+    found = processes.below([root], processes.alive(), lambda child: processes.KEPT in " ".join(processes.arguments(child.pid)))
+    left = [child.pid for child in found if child.group != but]
+    for pid in left:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
 
 
 def work(connection: socket.socket, scorers: Sequence[Scorer], cpu_seconds: int) -> None:

@@ -57,10 +57,12 @@ class Terms:
     Attributes:
         exchange: a rank that keeps the others waiting longer is given up.
         grace: ranks end when the coordinator was not heard of for this long.
+        held: the coordinator holds the other end of the ranks' standard input; they end at once when that is closed.
     """
 
     exchange: float
     grace: float
+    held: bool = False
 
 
 def write(folder: Path, job: Job, terms: Terms) -> Path:

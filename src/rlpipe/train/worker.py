@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from rlpipe.train.ranks import join, rank_of
 
 log = logging.getLogger("rlpipe")
 
+STDIN = 0
+
 
 def main(file: Path) -> None:
     """Train as one rank; see the module."""
@@ -29,7 +32,7 @@ def main(file: Path) -> None:
     log.setLevel(logging.INFO)
     sys.excepthook = _Recorder(folder, rank)
     job, terms = jobs.read(file)
-    threading.Thread(target=_end_with_coordinator, args=(folder / jobs.ALIVE, terms.grace), daemon=True).start()
+    threading.Thread(target=_end_with_coordinator, args=(folder / jobs.ALIVE, terms), daemon=True).start()
     ranks = join(folder, terms.exchange)
     log.info("num_ranks=%d state=joined", ranks.size)
     report = job.fit(ranks)
@@ -53,19 +56,20 @@ class _Recorder:
             log.error("%s", "".join(traceback.format_exception(kind, error, trace)))
 
 
-def _end_with_coordinator(alive: Path, grace: float) -> None:
-    """End this process when its parent is another or the coordinator's sign of life stands still.
+def _end_with_coordinator(alive: Path, terms: jobs.Terms) -> None:
+    """End this process when its parent is another, the coordinator lets go of it, or its sign of life stands still.
 
     Only changes of the file's time count, not the time itself: clocks of machines differ.
     """
     parent, seen, since = os.getppid(), None, time.monotonic()
-    while os.getppid() == parent:
+    held = [STDIN] if terms.held else []
+    # nothing is ever sent, so that there is something to read only when the other end is closed
+    while os.getppid() == parent and not select.select(held, [], [], min(1.0, terms.grace / 4))[0]:
         now = alive.stat().st_mtime_ns if alive.exists() else None
         if now is not None and now != seen:
             seen, since = now, time.monotonic()
-        if now is None or time.monotonic() - since > grace:
+        if now is None or time.monotonic() - since > terms.grace:
             break
-        time.sleep(min(1.0, grace / 4))
     log.error("state=ended reason=the_coordinator_is_gone")
     os._exit(1)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlpipe.train.job import Job
 
 GRACE_SECONDS = 20.0
-"""How long ranks outlive a coordinator that was killed without a chance to end them."""
+"""How long ranks outlive a coordinator that stands still, and may take to end when told to. They end at once with one that was killed."""
 BEAT_SECONDS = 0.5
 
 
@@ -53,7 +53,7 @@ class Local(Section):
             RlpipeError: what a rank raised.
         """
         with tempfile.TemporaryDirectory(prefix="rlpipe-train-") as name, ended_by_signal():
-            file = jobs.write(Path(name), job, jobs.Terms(self.exchange_seconds, GRACE_SECONDS))
+            file = jobs.write(Path(name), job, jobs.Terms(self.exchange_seconds, GRACE_SECONDS, held=True))
             tail = Tail()
             failure = self._wait(file, job.config.run.threads, tail)
             return report_of(file.parent, failure, tail)
@@ -63,7 +63,7 @@ class Local(Section):
         command = [sys.executable, *torchrun(self.num_processes, "--standalone"), WORKER, str(file)]
         threads = threads or max(1, (os.cpu_count() or 1) // self.num_processes)
         environ = {**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
+        process = _started(command, environ)
         reader = threading.Thread(target=_pass_on, args=(process, tail), daemon=True)
         reader.start()
         until = time.monotonic() + self.timeout_seconds
@@ -76,6 +76,11 @@ class Local(Section):
             _end(process)
             reader.join(timeout=5)
         return None if process.returncode == 0 else f"torchrun ended with exit code {process.returncode}"
+
+
+def _started(command: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE  # as standard input it is inherited by the ranks and closed by the system with this process
+    return subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
 
 
 def _ended(process: subprocess.Popen[str]) -> bool:
@@ -95,6 +100,8 @@ def _end(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _pass_on(process: subprocess.Popen[str], tail: Tail) -> None:
