@@ -11,7 +11,7 @@ from typing import Any
 
 from rlpipe import artifact, steps
 from rlpipe.errors import ConfigError
-from rlpipe.kubeflow import features, git, resources, specification, wire
+from rlpipe.kubeflow import features, resources, specification, wire
 from rlpipe.kubeflow.section import KubeflowConfig
 
 PIPELINES = ("post_training", "retraining")
@@ -118,8 +118,6 @@ def plan(raw: Mapping[str, Any], pipeline: str = "post_training", *, local: bool
     raw = {**raw, "kubeflow": raw.get("kubeflow") or {}}
     sections = steps.filled(raw)
     config = steps.configs(raw)["kubeflow"]
-    if config.snapshot:
-        git.check_url(config.snapshot.repository)
     # retraining begins with a champion, which is no stage of `dvc.yaml`
     recorded = config.snapshot is not None and pipeline == "post_training"
     sections["snapshot"] = sections["kubeflow"]["snapshot"] if recorded else {}

@@ -10,7 +10,7 @@ from typing import Any
 from rlpipe import artifact, params, steps
 from rlpipe.errors import ConfigError
 from rlpipe.kubeflow import wire
-from rlpipe.kubeflow.pod import guarded
+from rlpipe.kubeflow.pod import guarded, own_folders
 from rlpipe.kubeflow.section import KubeflowConfig
 from rlpipe.kubeflow.task import Artifact
 from rlpipe.tracking import Tracker, TrackingConfig
@@ -34,7 +34,7 @@ def preflight(sections: Mapping[str, Mapping[str, Any]], num_rounds: int, out: A
         given = {name: wire.received(section) for name, section in sections.items()}
         raw = {**steps.unfilled(given), "rounds": steps.round_list(int(num_rounds))}
         kubeflow = params.validated(KubeflowConfig, given["kubeflow"], "kubeflow")
-        found = checks.findings(raw, workdir=Path(out.path).parent, secrets=kubeflow.secrets)
+        found = checks.findings(raw, workdir=next(iter(own_folders()), Path(out.path).parent), secrets=kubeflow.secrets)
         artifact.write_text(Path(summary.path), markdown.findings(found))
         checks.require(found)
         resolved = steps.resolved(raw)

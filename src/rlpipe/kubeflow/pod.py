@@ -19,7 +19,7 @@ TIMEOUT, FAILURE, PARENT = "RLPIPE_TIMEOUT_SECONDS", "RLPIPE_FAILURE_FILE", "RLP
 """Environment of a task: its time limit; where it says why it failed; the process it must not outlive."""
 FINISHED, RUN_ENDS, MODULES = "RLPIPE_FINISHED_IN", "RLPIPE_RUN_ENDS", "RLPIPE_MODULES_IN"
 """On a local runner: the working folder in which its step may be finished already; when the whole run must end, in seconds
-since 1970; folders with the user's own modules, looked into after all others."""
+since 1970; folders with the user's own modules and task files, looked into after all others."""
 IMAGE, RUN_ID = "RLPIPE_IMAGE", "RLPIPE_RUN"
 """And for what it starts elsewhere: its image, and Kubeflow's id of the run."""
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -37,7 +37,7 @@ def guarded(task: str, round_index: int | None = None) -> Iterator[None]:
     """
     quiet(debug=False)
     _speak()
-    sys.path += [folder for folder in os.environ.get(MODULES, "").split(os.pathsep) if folder and folder not in sys.path]
+    sys.path += [str(folder) for folder in own_folders() if str(folder) not in sys.path]
     what = task if round_index is None else f"{task} of round {round_index}"
     _watch(task, what)
     try:
@@ -45,6 +45,11 @@ def guarded(task: str, round_index: int | None = None) -> Iterator[None]:
     except RlpipeError as error:
         _tell(what, error)
         sys.exit(error.exit_code)
+
+
+def own_folders() -> list[Path]:
+    """Where the user's own modules and task files lie on a local runner, the working folder first; none in a cluster."""
+    return [Path(folder) for folder in os.environ.get(MODULES, "").split(os.pathsep) if folder]
 
 
 def _watch(task: str, what: str) -> None:

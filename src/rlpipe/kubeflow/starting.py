@@ -10,7 +10,7 @@ from typing import Any
 from rlpipe import artifact, params, task_sources
 from rlpipe.execute import Call
 from rlpipe.kubeflow import wire
-from rlpipe.kubeflow.pod import guarded
+from rlpipe.kubeflow.pod import guarded, own_folders
 from rlpipe.kubeflow.task import Artifact, Task
 from rlpipe.tasks import TasksConfig
 from rlpipe.tracking_place import run_key
@@ -64,7 +64,7 @@ class Start(Task):
         section = params.validated(TasksConfig, self._made["tasks"], "tasks")
         tasks = {name: outputs[name] for name in TASKS}
         for name, handed in tasks.items():
-            task_sources.write(section, "train" if name == "train_tasks" else "eval", Path(handed.path))
+            task_sources.write(section, "train" if name == "train_tasks" else "eval", Path(handed.path), own_folders())
         inputs = {"model": model, **tasks}
         made = {name: handed for name, handed in outputs.items() if name not in TASKS}
         record = self.execute(self._config, inputs, made, Path(metrics.path).parent)

@@ -27,6 +27,7 @@ from rlpipe.reward.base import OverLimit
 
 LENGTH = struct.Struct("!Q")
 PREPARE_SECONDS = 120
+TEMPLATE_SECONDS = 5
 MAX_REASON = 200
 
 
@@ -167,6 +168,8 @@ class Template:
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
             with socket.socket(fileno=descriptor) as connection:
                 work(connection, self.scorers, self.limits.cpu_seconds)
+            # the template ends this process, to find what it left; only where the template is gone it ends by itself
+            time.sleep(TEMPLATE_SECONDS)
             code = 0
         finally:
             os._exit(code)
