@@ -63,7 +63,7 @@ def test_a_step_that_sleeps_for_ever_is_ended_with_its_children(tmp_path: Path) 
 
 
 def test_a_step_that_does_not_listen_is_killed(tmp_path: Path) -> None:
-    step, below = started(tmp_path / "told", seconds=1, before="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    step, below = started(tmp_path / "told", seconds=1, before="signal.signal(signal.SIGTERM, signal.SIG_IGN); deadline.GRACE_SECONDS = 1.0")
     step.wait(timeout=5)
     assert step.returncode == -signal.SIGKILL
     assert gone(*below)

@@ -25,12 +25,11 @@ def collect(workdir: Path, folder: Path) -> Collected:
     """Move artifacts, task files, run records and pages of finished tasks into the working folder; returns the steps they are of."""
     collected: Collected = set()
     for metrics in sorted(folder.rglob("metrics"), key=lambda path: path.stat().st_mtime_ns):
-        if metrics.is_file():
-            # the last record is the task's own, and the page beside it is of that
-            for record in reversed(json.loads(metrics.read_text(encoding="utf-8"))[RECORDS]):
-                if "scalars" not in record:
-                    _place(workdir, metrics.parent, record)
-                    collected.add((record["step"], record["round"]))
+        handed_over = json.loads(metrics.read_text(encoding="utf-8"))[RECORDS] if metrics.is_file() else []
+        for record in [record for record in handed_over if "scalars" not in record]:
+            if all((metrics.parent / name).is_dir() for name in record["outputs"]):
+                _place(workdir, metrics.parent, record)
+                collected.add((record["step"], record["round"]))
     for summary in folder.glob("**/finish/summary"):
         _put(summary, workdir / SUMMARY)
     return collected
@@ -56,7 +55,8 @@ def _place(workdir: Path, task: Path, record: dict[str, Any]) -> None:
     records.write(workdir, record)
     if before is None or before["outputs"] != record["outputs"]:
         records.forget_after(workdir, step, index)
-    _put_present(task, workdir, [("report", layout.report_path(step, index).with_suffix(".html"))])
+    # a page is of the step that has scored or measured; `start` hands over the record of `model` too
+    _put_present(task, workdir, [("report", layout.report_path(step, index).with_suffix(".html"))] if step != "model" else [])
 
 
 def _put_present(task: Path, workdir: Path, places: Sequence[tuple[str, Path]]) -> None:

@@ -59,8 +59,8 @@ def run(session: Session, runner: str, docker: Mapping[str, Any]) -> dict[str, A
         finally:
             # what is finished stays so: the next run goes on from it
             collected = collect(session.workdir, folder)
+            shutil.rmtree(folder)
     check_whole(collected, len(session.rounds))
-    shutil.rmtree(folder)
     return _record(session)
 
 
