@@ -26,8 +26,8 @@ from rlpipe.kubeflow.components.filter import filter as filter_task
 from rlpipe.kubeflow.components.reward import reward as reward_task
 
 from rlpipe import commands, layout, params, steps
-from rlpipe.cli import quiet
 from rlpipe.kubeflow.compile import plan
+from rlpipe.logs import quiet
 from rlpipe.workspace import shipped
 
 IMPORTS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import logging
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from rlpipe import cli_kubeflow, layout
 from rlpipe.errors import INTERRUPTED, RlpipeError, StorageError
+from rlpipe.logs import quiet
 
 _BEGAN = time.monotonic()
 
@@ -74,24 +74,6 @@ def _failed(error: BaseException, code: int, debug: bool, message: str | None = 
         raise error
     sys.stderr.write(f"rlpipe: {message or error}\n")
     return code
-
-
-def quiet(debug: bool) -> None:
-    """One logger for people; third parties speak only from warnings on, telemetry is off.
-
-    A short spin at OpenMP barriers was no slower on an idle machine; a long one wastes the core that other work needs.
-    """
-    for name, value in {
-        "GOMP_SPINCOUNT": "3000",
-        "DVC_NO_ANALYTICS": "1",
-        "GX_ANALYTICS_ENABLED": "false",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }.items():
-        os.environ.setdefault(name, value)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("rlpipe").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:

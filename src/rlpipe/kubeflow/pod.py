@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlpipe import deadline
-from rlpipe.cli import quiet
 from rlpipe.errors import RlpipeError
+from rlpipe.logs import quiet
 
 TIMEOUT, FAILURE, PARENT = "RLPIPE_TIMEOUT_SECONDS", "RLPIPE_FAILURE_FILE", "RLPIPE_PARENT_PID"
 """Environment of a task: its time limit; where it says why it failed; the process it must not outlive."""
