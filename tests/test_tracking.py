@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from rlpipe import layout, params, steps
+from rlpipe import artifact, layout, params, steps
 from rlpipe.errors import ConfigError
 from rlpipe.tracking import Tracker, TrackingConfig
 from rlpipe.tracking_place import reason, tracking_uri, without_user
@@ -150,6 +150,19 @@ def test_a_policy_is_registered_by_reference_once_and_promoted(workdir):
     wanted = {"sha256": "d" * 64, "dvc": "c" * 32 + ".dir", "policy_version": "3", "path": "rounds/01/policy", "bytes": "7", "round": "1"}
     assert wanted.items() <= found.tags.items()
     assert not (workdir / "mlartifacts").exists()
+
+
+def test_d08_over_the_limit_goes_the_uri_under_it_the_weights(workdir):
+    """A policy kept elsewhere: over the threshold MLflow has its URI, hash and size and no copy; under it a copy that is the policy."""
+    place = {"policy_version": 3, "fingerprint": "d" * 64, "dvc": None, "metrics": {}, "uri": "s3://bucket/policy"}
+    policy = workdir / "rounds/01/policy"
+    over, under = tracker(workdir, key="1" * 64), tracker(workdir, key="2" * 64, copy_below_mb=1)
+    found = client(workdir).get_model_version("rlpipe-policy", over.register_policy(1, policy, **place))
+    assert (found.source, found.tags["sha256"], found.tags["bytes"]) == ("s3://bucket/policy", "d" * 64, "7")
+    assert not (workdir / "mlartifacts").exists()
+    found = client(workdir).get_model_version("rlpipe-policy", under.register_policy(1, policy, **place))
+    copy = Path(client(workdir).download_artifacts(found.run_id, "policy"))
+    assert artifact.folder_fingerprint(copy) == artifact.folder_fingerprint(policy)
 
 
 def test_a_small_policy_is_copied_below_the_limit(workdir):

@@ -166,7 +166,7 @@ def test_a58_too_many_unscorable(tmp_path: Path, capfd: pytest.CaptureFixture, s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_full_disk(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    """Round 2 lies on a disk of 16 kB: exit 7, one message, nothing half-written; with room again the run goes on."""
+    """Case B20: round 2 lies on a disk of 16 kB: exit 7, one message, nothing half-written; with room again the run goes on."""
     assert run(tmp_path) == 0
     disk = tmp_path / "rounds/02"
     disk.mkdir()
