@@ -90,6 +90,11 @@ def rank_of(environ: Mapping[str, str]) -> int:
     return next((int(environ[names[0]]) for names in LAUNCHED.values() if names[0] in environ), 0)
 
 
+def _launcher(environ: Mapping[str, str]) -> str | None:
+    """The launcher that started this process: libraries leave single variables of one behind, never all."""
+    return next((name for name, names in LAUNCHED.items() if all(variable in environ for variable in names)), None)
+
+
 def join(folder: Path, seconds: float, environ: Mapping[str, str] = os.environ) -> Ranks:
     """Meet the other ranks that torchrun or mpirun started.
 
@@ -102,7 +107,7 @@ def join(folder: Path, seconds: float, environ: Mapping[str, str] = os.environ) 
     """
     import torch
 
-    launcher = next((name for name, names in LAUNCHED.items() if names[0] in environ), None)
+    launcher = _launcher(environ)
     if launcher is None:
         raise EngineError("no launcher started this rank", accepted="torchrun or Open MPI's mpirun", do="set train.launcher instead of starting ranks by hand")
     rank, size, local, per_node = (int(environ[name]) for name in LAUNCHED[launcher])
