@@ -35,8 +35,6 @@ def run_in(
     from rlpipe import workspace
     from rlpipe.session import Session
 
-    if num_rounds is not None and num_rounds < 1:
-        raise ConfigError("--rounds needs a positive number", got=num_rounds)
     if docker and on != "kfp-docker":
         raise ConfigError("--docker is for containers", got=" ".join(docker), do="add --on kfp-docker")
     workdir = workdir.resolve()
@@ -62,12 +60,10 @@ def _on_kfp(session: Session, runner: str, docker: Sequence[str]) -> dict[str, A
 
 def compile_pipeline(options: Namespace) -> None:
     """`rlpipe compile`: the pipeline as a file for Kubeflow, with its size and how it grows."""
-    from rlpipe import steps
+    from rlpipe import steps, workspace
     from rlpipe.kubeflow import compile as pipelines
 
-    raw = _params(options)
-    if options.rounds is not None:
-        raw["rounds"] = steps.round_list(options.rounds)
+    raw = workspace.read_params(Path(), options.params, options.assignments, options.rounds)
     compiled = pipelines.compile(raw, options.pipeline)
     larger = pipelines.compile({**raw, "rounds": steps.round_list(compiled.num_rounds + 1)}, options.pipeline)
     compiled.check_arguments()
@@ -112,13 +108,11 @@ def plan(options: Namespace) -> None:
     """`rlpipe plan`: what a run would do with each step, and why."""
     import json
 
-    from rlpipe import planning, steps
+    from rlpipe import planning, workspace
     from rlpipe.session import Session
 
     workdir = options.workdir.resolve()
-    raw = _params(options, workdir)
-    if options.rounds is not None:
-        raw["rounds"] = steps.round_list(options.rounds)
+    raw = workspace.read_params(workdir, options.params, options.assignments, options.rounds)
     planned = planning.plan(Session(workdir, raw))
     _say(json.dumps(planning.rows(planned), indent=1) if options.json else planning.table(planned))
 
@@ -130,12 +124,10 @@ def ps(options: Namespace) -> None:
     _say(processes.table(processes.running(), workspace.lock_place(options.workdir)))
 
 
-def _params(options: Namespace, workdir: Path | None = None) -> dict[str, Any]:
-    from rlpipe import params, steps, workspace
+def _params(options: Namespace) -> dict[str, Any]:
+    from rlpipe import workspace
 
-    raw = params.override(params.read_yaml(workspace.find_params(workdir or Path(), options.params)), options.assignments)
-    raw.setdefault("rounds", steps.round_list(1))
-    return raw
+    return workspace.read_params(Path(), options.params, options.assignments)
 
 
 def model_fetch(options: Namespace) -> None:

@@ -44,18 +44,28 @@ def find_params(workdir: Path, given: Path | None) -> Path:
     return shipped(PARAMS)
 
 
+def read_params(workdir: Path, given: Path | None, assignments: Sequence[str], num_rounds: int | None = None) -> dict[str, Any]:
+    """The params to use, with `--set` and `--rounds` applied; one round where nothing says how many.
+
+    Raises:
+        ConfigError: the params or the number of rounds are wrong.
+    """
+    if num_rounds is not None and num_rounds < 1:
+        raise ConfigError("--rounds needs a positive number", got=num_rounds)
+    raw = params.override(params.read_yaml(find_params(workdir, given)), assignments)
+    if num_rounds is not None:
+        raw["rounds"] = steps.round_list(num_rounds)
+    raw.setdefault("rounds", steps.round_list(1))
+    return raw
+
+
 def prepare(workdir: Path, given: Path | None, assignments: Sequence[str], num_rounds: int | None) -> dict[str, Any]:
     """Make `workdir` a DVC workspace that holds the params of this run; returns the params.
 
     Raises:
         ConfigError: the params are missing or wrong; nothing was written then.
     """
-    source = find_params(workdir, given)
-    raw = params.override(params.read_yaml(source), assignments)
-    if num_rounds is not None:
-        raw["rounds"] = steps.round_list(num_rounds)
-    elif "rounds" not in raw:
-        raw["rounds"] = steps.round_list(1)
+    raw = read_params(workdir, given, assignments, num_rounds)
     sections = steps.configs(raw)
     check_custom([*sections["reward"].rewards, *sections["evaluate"].rewards], [workdir, Path.cwd()])
     workdir.mkdir(parents=True, exist_ok=True)

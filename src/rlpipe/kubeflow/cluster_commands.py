@@ -90,15 +90,10 @@ def connect(options: Namespace) -> Server:
 def _compiled(options: Namespace) -> Compiled:
     from pathlib import Path
 
-    from rlpipe import params, steps, workspace
+    from rlpipe import workspace
     from rlpipe.kubeflow.compile import compile as compile_pipeline
 
-    raw = params.override(params.read_yaml(workspace.find_params(Path(), options.params)), options.assignments)
-    if options.rounds is not None:
-        if options.rounds < 1:
-            raise ConfigError("--rounds needs a positive number", got=options.rounds)
-        raw["rounds"] = steps.round_list(options.rounds)
-    raw.setdefault("rounds", steps.round_list(1))
+    raw = workspace.read_params(Path(), options.params, options.assignments, options.rounds)
     return compile_pipeline(raw, options.pipeline)
 
 
