@@ -5,7 +5,7 @@ EXTRAS := all-cpu,dev
 CONSTRAINTS := constraints/cpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm run test test-containers images lint types pins clean
+.PHONY: help install install-vllm run test test-recipes test-containers images lint types pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,10 @@ run: install ## set up, then run the rounds of params.yaml on a real 135M model
 	$(BIN)/rlpipe run
 
 test: install-vllm ## set up, then run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 30
+
+test-recipes: install-vllm ## whole runs of shipped configs that take minutes
+	$(BIN)/python -m pytest -m recipes
 
 test-containers: install ## build the CPU images and run two rounds in containers
 	PYTHON=$(BIN)/python tests/containers/run.sh

@@ -51,7 +51,8 @@ def micro_on_kfp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return workdir
 
 
-@pytest.mark.slow
+@pytest.mark.recipes
+@pytest.mark.timeout(900)
 def test_three_rounds_are_those_of_the_run_in_process(tiny: Path, tmp_path: Path) -> None:
     """The same sha256 of every artifact, at the same places, and the same hashes in `dvc.lock`. Case B09: promote runs where the gate says so."""
     rows = run_tiny(tmp_path, *KFP, "--set", "tracking.enabled=false")

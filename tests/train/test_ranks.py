@@ -94,7 +94,12 @@ def test_without_signal_only_the_first_rank_writes(tmp_path: Path) -> None:
 
 
 def test_each_launchers_word_for_the_rank_is_understood() -> None:
-    assert [rank_of(environ) for environ in ({}, {"RANK": "3"}, {"OMPI_COMM_WORLD_RANK": "2"})] == [0, 3, 2]
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    mpirun = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(names, ("2", "4", "0", "2"), strict=True)}
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    # DeepSpeed leaves these in the environment of whoever used it
+    left_behind = {"RANK": "1", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    assert [rank_of(environ) for environ in ({}, torchrun, mpirun, left_behind, {**mpirun, **left_behind})] == [0, 3, 2, 0, 2]
 
 
 def test_a_rank_that_nobody_launched_is_refused(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ ALONE = Ranks()
 
 def rank_of(environ: Mapping[str, str]) -> int:
     """The rank a launcher gave this process; 0 if none did."""
-    return next((int(environ[names[0]]) for names in LAUNCHED.values() if names[0] in environ), 0)
+    launcher = _launcher(environ)
+    return int(environ[LAUNCHED[launcher][0]]) if launcher else 0
 
 
 def _launcher(environ: Mapping[str, str]) -> str | None:

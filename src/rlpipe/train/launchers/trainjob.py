@@ -127,9 +127,11 @@ class Cluster:
         except (RuntimeError, TimeoutError) as error:
             log.debug("trainjob=%s log=none reason=%s", self.name, error)  # a container that has not started has none
             return status
-        for line in lines[self.num_lines :]:
+        # the last line may be half written for as long as the job runs
+        whole = len(lines) if status in ("Complete", "Failed") else max(self.num_lines, len(lines) - 1)
+        for line in lines[self.num_lines : whole]:
             tail.add(line)
-        self.num_lines = len(lines)
+        self.num_lines = whole
         return status
 
     def reason(self) -> str:
