@@ -77,6 +77,7 @@ def test_trained_tokens_are_the_sampled_tokens(micro: Path) -> None:
 
 
 def test_the_same_params_give_the_same_bytes_in_another_folder(micro: Path, tmp_path: Path) -> None:
+    """Case F07: the whole run twice, every file of both rounds: datasets and weights."""
     assert run(tmp_path) == 0
     for round_index in (0, 1):
         for path in sorted((micro / f"rounds/{round_index:02d}").rglob("*")):
@@ -181,11 +182,12 @@ def test_a_killed_run_goes_on_to_the_same_bytes(micro: Path, tmp_path: Path) -> 
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if any((tmp_path / "rounds").rglob("chunk-*.parquet")):
+        # folders come and go meanwhile, which os.walk takes calmly
+        if any(re.fullmatch(r"chunk-\d+\.parquet", name) for _, _, names in os.walk(tmp_path / "rounds") for name in names):
             process.send_signal(signal.SIGKILL)
             break
         time.sleep(0.002)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     assert run(tmp_path) == 0
     assert fingerprints(tmp_path) == fingerprints(micro)
 
@@ -198,6 +200,7 @@ def test_replay_trains_without_generating(micro: Path, tmp_path: Path, monkeypat
 
 
 def test_repeat_shows_the_spread(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    """Case F07: where bytes are not promised, the spread over seeds is measured."""
     assert cli.main(["repeat", "-n", "2", "--params", str(MICRO), "--workdir", str(tmp_path)]) == 0
     assert re.search(r"^sampled_reward mean=\S+ std=\S+ min=\S+ max=\S+ num=2 values=\S+ \S+$", capfd.readouterr().out, re.MULTILINE)
 
