@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlpipe.rollout import attempts
 from rlpipe.rollout.step import Config, initial_progress, run, select
 from rlpipe.step import Report
 from rlpipe.tasks import Task
+from rlpipe.trajectory import Group
 from tests.factories import tiny_policy
 
 CONFIG = Config(run=Run(seed=5, threads=1), engine=Torch(dtype="float32", chunk_groups=2), num_tasks=5, num_attempts=3, max_new_tokens=6)
@@ -111,7 +113,27 @@ def test_finished_chunks_are_not_made_again(inputs: dict[str, Path], tmp_path: P
     assert mixed == second[:6] + first[6:]
 
 
+def test_a_round_killed_within_a_chunk_makes_that_one_again_and_no_other(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    write = attempts.write_chunk
+
+    def killed_in_the_second(path: Path, groups: Iterable[Group]) -> None:
+        begun.append(path.stem)
+        if len(begun) == 2:
+            next(iter(groups))
+            raise KeyboardInterrupt
+        write(path, groups)
+
+    monkeypatch.setattr(attempts, "write_chunk", killed_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        roll(inputs, tmp_path)
+    roll(inputs, tmp_path)
+    assert begun == ["chunk-00000", "chunk-00001", "chunk-00001", "chunk-00002"]
+    assert len(rows(tmp_path)) == 15
+
+
 def test_f05_a_prompt_that_does_not_fit_is_listed_with_its_length(inputs: dict[str, Path], tmp_path: Path) -> None:
+    """Case F05."""
     listed = [
         Task(task_id="a", prompt="1 + 1 =", reference="2"),
         Task(task_id="long", prompt="1" * 123, reference="2"),

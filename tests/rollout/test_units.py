@@ -80,6 +80,7 @@ def test_a_task_set_smaller_than_the_batch_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 50), ("min_p", 0.1)])
 def test_a22_a_cut_vocabulary_is_refused_with_the_reason(name: str, value: float) -> None:
+    """Case A22: top-p 0.9 among them."""
     with pytest.raises(ConfigError, match=rf"rollout.{name}: .*renormalise.*importance ratio.*leave {name} at"):
         params.section(Config, {"rollout": {name: value}}, "rollout")
 
@@ -91,6 +92,7 @@ def test_shared_sections_reach_the_config() -> None:
 
 
 def test_a53_context_tokens_are_not_trained_and_have_no_logprob() -> None:
+    """Case A53: [5, 6] sampled, 9 added by the harness."""
     token_ids, logprobs, spans = assemble([Segment("policy", ids(5, 6), floats(-0.5, -0.25), trained=True), Segment("context", ids(9))])
     assert token_ids.tolist() == [5, 6, 9]
     np.testing.assert_array_equal(logprobs, floats(-0.5, -0.25, np.nan))
@@ -109,6 +111,7 @@ def test_impossible_segments_are_refused(segment: Segment) -> None:
 @pytest.mark.parametrize(("reason", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted"), ("error", "infra_error")])
 @pytest.mark.parametrize("last", [0, 7])
 def test_a19_the_finish_reason_decides_whatever_the_last_id(reason: Any, status: str, last: int) -> None:
+    """Case A19."""
     completion = Completion("g", 1, ids(5, last), floats(-1, -1), reason)
     row = attempt(Prompt("g", "t", "p", ids(1)), completion, "", round_index=2, policy_version=3, temperature=0.5)
     assert row.status == status
@@ -158,6 +161,7 @@ def test_a61_infra_errors_are_tried_again_then_kept_apart() -> None:
 
 
 def test_f05_completions_are_matched_by_id_whatever_their_order() -> None:
+    """Case F05: an engine that answers in reverse order."""
     prompts = [Prompt(name, name, "p", ids(1)) for name in ("a", "b")]
     found = list(generate(Flaky({}), char_tokenizer(), prompts, Sampling(4, 1.0), 2, Origin(0, 1, 0)))  # type: ignore[arg-type]
     assert [(group.group_id, row.index, row.token_ids[1]) for group in found for row in group] == [

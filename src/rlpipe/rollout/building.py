@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlpipe.engines.base import Completion, FinishReason
+from rlpipe.errors import EngineError
 from rlpipe.rollout.prompts import Prompt
 from rlpipe.trajectory import Span, Trajectory
 
@@ -60,7 +61,15 @@ def assemble(segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray, tuple
 
 
 def attempt(prompt: Prompt, completion: Completion, text: str, *, round_index: int, policy_version: int, temperature: float) -> Trajectory:
-    """The trajectory of one single-turn attempt; trained if it ended by itself or at its length."""
+    """The trajectory of one single-turn attempt; trained if it ended by itself or at its length.
+
+    Raises:
+        EngineError: a sampled token's log-prob is not finite, so what was sampled says nothing of the policy.
+    """
+    if not np.isfinite(completion.logprobs).all():
+        got = f"{np.count_nonzero(~np.isfinite(completion.logprobs))} of {len(completion.logprobs)} tokens of {prompt.group_id}/{completion.index}"
+        do = "see whether the policy's weights are finite; if training spoiled them, lower train.learning_rate"
+        raise EngineError("the engine sampled tokens whose log-probs are not finite", got=got, do=do)
     status = STATUS[completion.finish_reason]
     usable = status in ("completed", "truncated")
     said = Segment("policy", completion.token_ids, completion.logprobs, policy_version=policy_version, temperature=temperature, trained=usable)

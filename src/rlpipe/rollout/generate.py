@@ -47,9 +47,7 @@ def collect(engine: Engine, requests: Sequence[Request]) -> dict[tuple[str, int]
     found = {(completion.request_id, completion.index): completion for request in requests for completion in unserved(request, "error", "nothing came back")}
     missing = {request.request_id: list(range(len(request.seeds))) for request in requests}
     for _ in range(1 + RETRIES):
-        engine.submit(
-            [replace(request, seeds=tuple(request.seeds[i] for i in missing[request.request_id])) for request in requests if missing[request.request_id]]
-        )
+        engine.submit([request.only(missing[request.request_id]) for request in requests if missing[request.request_id]])
         for completion in engine.stream():
             index = missing[completion.request_id][completion.index]
             found[completion.request_id, index] = replace(completion, index=index)

@@ -42,7 +42,12 @@ def render(tokenizer: Any, task: Task, group_id: str) -> Prompt:
             "chat messages need a tokenizer with a chat template", got=f"task {task.task_id}", do="give the prompt as a text, or use a chat model"
         )
     text = tokenizer.apply_chat_template([dict(message) for message in task.prompt], add_generation_prompt=True, tokenize=False)
-    return Prompt(group_id, task.task_id, text, _ids(tokenizer(text, add_special_tokens=False)))
+    return Prompt(group_id, task.task_id, text, encode(tokenizer, text))
+
+
+def encode(tokenizer: Any, text: str) -> np.ndarray:
+    """`[n]` int32: the tokens of a text, and nothing added to it."""
+    return _ids(tokenizer(text, add_special_tokens=False))
 
 
 def _ids(encoding: Any) -> np.ndarray:
