@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlpipe.engines import Completion, Request, Sampling, Torch
-from rlpipe.engines.decoding import common_prefix, left_padded
+from rlpipe.engines.decoding import common_prefix
+from rlpipe.engines.padded import left_padded
 from rlpipe.engines.sampling import draw, uniforms
 from rlpipe.errors import ConfigError, EngineError
 from rlpipe.policies import causal_lm

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -30,18 +33,38 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What an attempt had when it was put aside.
+
+    Attributes:
+        token_ids: `[b]` int32, b >= 0, as sampled.
+        logprobs: `[b]` float32, as sampled.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and its attempts.
 
     Attributes:
         prompt_ids: `[P]` int32, P >= 1.
         seeds: one per attempt; an attempt's random numbers depend on its seed alone.
+        begun: empty, or one per seed: the attempt goes on after these tokens, with the random numbers that come next. Its
+            completion holds them and the new ones, and `max_new_tokens` counts both.
     """
 
     request_id: str
     prompt_ids: np.ndarray
     seeds: tuple[int, ...]
     sampling: Sampling
+    begun: tuple[Begun, ...] = ()
+
+    def only(self, indices: Sequence[int]) -> Request:
+        """The same prompt with some of its attempts."""
+        return replace(self, seeds=tuple(self.seeds[i] for i in indices), begun=tuple(self.begun[i] for i in indices) if self.begun else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +105,15 @@ class Engine(Protocol):
     def logprobs(self, sequences: Sequence[np.ndarray], temperature: float = 1.0) -> list[np.ndarray]:
         """`[T]` float32 per sequence of ids `[T]`: the log-prob of each token after those before it, NaN at 0."""
 
-    def load(self, folder: Path) -> None:
-        """Replace the weights by those of a policy folder; nothing computed with the old ones is used again."""
+    def load(self, weights: Path | Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights; nothing computed with the old ones is used again.
+
+        Args:
+            weights: a policy folder, or every tensor of `module.named_parameters()` by name, on any device, float32 or narrower.
+
+        Raises:
+            EngineError: the tensors are not those of the model, or the engine takes none; the weights are then as before.
+        """
 
     def close(self) -> None:
         """Free memory and processes; harmless twice."""
@@ -94,16 +124,19 @@ class Engine(Protocol):
 
 
 def refused(request: Request, max_length: int) -> str | None:
-    """Why a request cannot be served by a model of this length, or None."""
+    """Why a request cannot be served within this length, or None."""
     length, new = len(request.prompt_ids), request.sampling.max_new_tokens
     if length == 0:
         return "the prompt has no tokens"
+    if request.begun and len(request.begun) != len(request.seeds):
+        return f"{len(request.begun)} begun attempts for {len(request.seeds)} seeds"
     if length + new > max_length:
         return f"a prompt of {length} tokens and {new} new ones are over the model's length of {max_length}"
     return None
 
 
 def unserved(request: Request, reason: FinishReason, error: str | None = None) -> list[Completion]:
-    """One empty completion per attempt."""
-    ids, logprobs = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
-    return [Completion(request.request_id, index, ids, logprobs, reason, error) for index in range(len(request.seeds))]
+    """One completion per attempt: empty, or what an aborted one had begun with."""
+    nothing = Begun(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32))
+    found = request.begun if request.begun and reason == "abort" else [nothing] * len(request.seeds)
+    return [Completion(request.request_id, index, had.token_ids, had.logprobs, reason, error) for index, had in enumerate(found)]

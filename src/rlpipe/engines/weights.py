@@ -2,34 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlpipe.engines import packed_linear
+from rlpipe.engines.packed_linear import PackedHead, PackedLinear
+from rlpipe.errors import EngineError
 from rlpipe.policies import causal_lm
+from rlpipe.policies.device import device
 
 
 def load(policy_folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model of `policy_folder/modules/policy`, frozen and in evaluation mode, and its tokenizer."""
     folder = policy_folder / causal_lm.POLICY_MODULE
-    model = causal_lm.load_module(folder, torch.float32).requires_grad_(False)
-    if dtype != torch.float32:
-        cast_matrices(model, dtype)
-    # The last position of a longer input is a strided view, for which torch would copy the whole head (`contiguous` keeps the strides of a single row).
-    model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0].clone(memory_format=torch.contiguous_format),))
+    model: Any = causal_lm.load_module(folder, torch.float32)
+    model.requires_grad_(False).to(device())
+    prepare(model, dtype)
     return model, causal_lm.load_tokenizer(folder)
 
 
-def cast_matrices(model: Any, dtype: torch.dtype) -> None:
+@torch.no_grad()
+def prepare(model: Any, dtype: torch.dtype) -> None:
     """Cast once what autocast would cast at every call, so that the numbers are those of a trainer that autocasts float32 weights.
 
-    Embeddings, norms and the head stay float32.
+    Embeddings, norms and the head stay float32. On a CPU the matrices are packed as well.
     """
+    head: Any = model.get_output_embeddings()
+    packs = packed_linear.available(model.device)
+    for parent, name, layer in list(_matrices(model)):
+        if layer is head:
+            continue
+        if packs:
+            setattr(parent, name, PackedLinear(layer.weight, layer.bias, dtype, transposed=not isinstance(layer, torch.nn.Linear)))
+        elif dtype != torch.float32:
+            layer.to(dtype)
+    if packs and type(head) is torch.nn.Linear:
+        vars(head)["forward"] = PackedHead(head)
+
+
+def _matrices(model: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Parent, name and layer of every plain product with a matrix."""
     from transformers.pytorch_utils import Conv1D
 
+    for parent in model.modules():
+        for name, layer in parent.named_children():
+            if type(layer) in (torch.nn.Linear, Conv1D):
+                yield parent, name, layer
+
+
+@torch.no_grad()
+def replace(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put other weights of the same model in place of those it has.
+
+    Raises:
+        EngineError: not every parameter is named once with its shape, or another one is; the model is then as before.
+    """
+    parameters = dict(model.named_parameters())
+    _check(parameters, tensors)
+    for name, parameter in parameters.items():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, PackedLinear) and name.endswith(".weight"):
+            owner.pack(tensors[name])
+        else:
+            parameter.copy_(tensors[name])
     head = model.get_output_embeddings()
-    for module in model.modules():
-        if module is not head and isinstance(module, torch.nn.Linear | Conv1D):
-            for name, weight in list(module.named_parameters(recurse=False)):
-                setattr(module, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
+    if isinstance(head.forward, PackedHead):
+        head.forward.pack()
+
+
+def _check(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    wrong = {
+        "missing": [name for name in parameters if name not in tensors],
+        "unknown": [name for name in tensors if name not in parameters],
+        "of another shape": [name for name in parameters if name in tensors and tensors[name].shape != parameters[name].shape],
+        "not of numbers": [name for name in parameters if name in tensors and not tensors[name].is_floating_point()],
+    }
+    found = "; ".join(f"{problem}: {', '.join(sorted(names)[:3])}{' …' if len(names) > 3 else ''}" for problem, names in wrong.items() if names)
+    if found:
+        accepted = f"the {len(parameters)} tensors of named_parameters()"
+        raise EngineError("these are not the model's weights", got=found, accepted=accepted, do="hand over the module's named_parameters()")

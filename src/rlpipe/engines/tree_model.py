@@ -1,0 +1,107 @@
+"""A causal language model that attends over a tree of token runs. N = tokens of a pass, H = hidden width, V = vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlpipe.engines import tree_attention
+from rlpipe.engines.kv_store import Store
+from rlpipe.engines.runs import Decoding, Piece, Run, fresh_runs, prefill
+from rlpipe.engines.tree_attention import Pass, Unfit
+
+TOKENS_PER_PASS = 2048
+"""Most tokens of one forward: bounds what a prefill of long prompts takes."""
+LOGIT_ROWS = 256
+"""Most rows of logits at once: each takes vocabulary x 4 bytes, and as much again to draw from."""
+PROBE = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+
+
+class TreeModel:
+    """The decoder of a `transformers` model and its head, numbers as the trainer computes them.
+
+    Raises:
+        Unfit: the family attends in another way, or changes its logits after the head.
+    """
+
+    def __init__(self, module: Any, dtype: torch.dtype) -> None:
+        self.module, self.dtype, self.device = module, dtype, module.device
+        self._use(tree_attention.NAME)
+        try:
+            self._check()
+        except Unfit:
+            self._use("sdpa")
+            raise
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Pass) -> torch.Tensor:
+        """`[N, H]` last hidden states; keys and values of the tokens are stored on the way."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            found = self.module.get_decoder()(
+                input_ids=tokens.ids[None], position_ids=tokens.positions[None], use_cache=False, tree=tokens, tree_dtype=self.dtype
+            )
+        return found.last_hidden_state[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[R, V]` float32 of hidden states `[R, H]`."""
+        return self.module.get_output_embeddings()(hidden.contiguous()).float()
+
+    def score(self, rows: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
+        """`[T]` float32 log-probs per row by one forward of all of them, unpadded; NaN at 0."""
+        hidden = self.hidden(self._alone(rows))
+        found, end = [], 0
+        for ids in rows:
+            start, end = end, end + len(ids)
+            targets = torch.from_numpy(ids[1:].astype(np.int64)).to(self.device)
+            scored = [
+                self._logprobs(hidden[start + i : min(start + i + LOGIT_ROWS, end - 1)], targets[i : i + LOGIT_ROWS], temperature)
+                for i in range(0, len(targets), LOGIT_ROWS)
+            ]
+            found.append(np.concatenate([np.full(min(len(ids), 1), np.nan, dtype=np.float32), *scored]))
+        return found
+
+    @torch.inference_mode()
+    def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float) -> np.ndarray:
+        logprobs = torch.log_softmax(self.logits(hidden) / temperature, dim=-1)
+        found: np.ndarray = logprobs.gather(1, targets[:, None])[:, 0].cpu().numpy()
+        return found
+
+    def _alone(self, rows: Sequence[np.ndarray]) -> Pass:
+        """A pass of whole sequences of which nothing is kept."""
+        ids = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(self.device)
+        positions = torch.from_numpy(np.concatenate([np.arange(len(row)) for row in rows])).to(self.device)
+        fresh = fresh_runs([len(row) for row in rows if len(row)], self.device)
+        return Pass(ids, positions, (), fresh=fresh, longest=max(len(row) for row in rows))
+
+    def _use(self, attention: str) -> None:
+        self.module.config._attn_implementation = attention
+
+    def _check(self) -> None:
+        """Compare a prompt, a longer run and a decoded token with the model's own forward of the same tokens."""
+        config = self.module.config.to_dict()
+        kinds = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+        if kinds or not getattr(self.module, "_supports_attention_backend", False) or config.get("is_encoder_decoder"):
+            raise Unfit(f"layers of kinds {sorted(kinds)}" if kinds else "no attention of one's own")
+        ids = PROBE % self.module.config.vocab_size
+        got = self.logits(self._probed(ids))
+        self._use("sdpa")
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            own = self.module(torch.from_numpy(ids).to(self.device)[None], use_cache=False).logits[0].float()
+        self._use(tree_attention.NAME)
+        # In bfloat16 the log-probs of unlikely tokens differ by more than 1 between any two ways to compute them, probabilities by a few hundredths.
+        gap = float((own.softmax(-1) - got.softmax(-1)).abs().sum(-1).max()) / 2
+        if not gap <= (1e-4 if self.dtype == torch.float32 else 0.3):
+            raise Unfit(f"probabilities off by {gap:.3g}")
+
+    def _probed(self, ids: np.ndarray) -> torch.Tensor:
+        prompt = Run(Store(4), 0)
+        prompt.store.add(prompt, 4)
+        more = Run(Store(4), 4, prompt)
+        more.store.add(more, 3)
+        first = self.hidden(prefill([Piece(prompt, 0, ids[:4]), Piece(more, 0, ids[4:7])], self.device))
+        more.store.lengths[0] += 1
+        return torch.cat([first, self.hidden(Decoding(self.device).step([more], [int(ids[7])]))])
