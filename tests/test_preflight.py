@@ -23,7 +23,8 @@ from rlpipe import params, preflight, probing, space, tasks, workspace
 from rlpipe.errors import PreflightError
 from rlpipe.kubeflow.section import Secret
 from rlpipe.preflight import Finding
-from tests.factories import tiny_model
+from tests.engines.openai_server import serving
+from tests.factories import tiny_model, tiny_policy
 
 MARKER = "marker-5e3c"
 
@@ -224,6 +225,18 @@ def test_model_folders(raw: dict[str, Any], tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{")
     (found,) = preflight.model_is_reachable(raw)
     assert found.detail == f"{folder} cannot be read: JSONDecodeError"
+
+
+def test_a_remote_engine_answers(raw: dict[str, Any], tmp_path: Path) -> None:
+    assert preflight.engine_answers(raw) == []
+    with serving(tiny_policy(tmp_path / "policy")) as server:
+        engine = {"type": "openai", "base_url": server.url, "model": "policy"}
+        assert preflight.engine_answers({**raw, "engine": engine}) == [Finding("engine", True, f"{server.url} serves policy")]
+        (found,) = preflight.engine_answers({**raw, "engine": {**engine, "model": "another"}})
+        assert not found.ok
+        assert "another" in found.detail
+    (found,) = preflight.engine_answers({**raw, "engine": {**engine, "retries": 0}})
+    assert not found.ok
 
 
 HUB = """

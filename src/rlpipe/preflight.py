@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe import artifact, layout, params, probing, space, steps
-from rlpipe.errors import ConfigError, PreflightError, RlpipeError
+from rlpipe.errors import ConfigError, EngineError, PreflightError, RlpipeError
 from rlpipe.kubeflow.section import KubeflowConfig, Secret
 from rlpipe.redaction import without_secrets
 
@@ -59,6 +59,7 @@ def findings(raw: Mapping[str, Any], *, workdir: Path, secrets: Sequence[Secret]
         "secrets": partial(secrets_are_there, secrets),
         "tracking": partial(tracking_answers, raw, workdir),
         "model": partial(model_is_reachable, raw),
+        "engine": partial(engine_answers, raw),
         "tasks": partial(tasks_are_there, raw, [workdir]),
         "rewards": partial(rewards_are_there, raw, workdir),
         "repository": partial(repository_answers, raw),
@@ -203,6 +204,20 @@ def _model_folder(folder: Path) -> Finding:
     except (OSError, ValueError, KeyError) as error:
         return Finding("model", False, f"{folder} cannot be read: {type(error).__name__}", "write the model's folder again")
     return Finding("model", True, f"{folder} is complete")
+
+
+def engine_answers(raw: Mapping[str, Any]) -> list[Finding]:
+    """The server that generates, where it is a remote one: it answers and serves the model."""
+    engine = steps.config("rollout", raw).engine
+    if engine.type != "openai":
+        return []
+    from rlpipe.engines.openai_engine import served_model
+
+    try:
+        model = served_model(engine, probing.REQUEST_SECONDS)
+    except EngineError as error:
+        return [_failed("engine", error)]
+    return [Finding("engine", True, f"{engine.base_url} serves {model}")]
 
 
 def tasks_are_there(raw: Mapping[str, Any], folders: Sequence[Path] = ()) -> list[Finding]:
