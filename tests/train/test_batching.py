@@ -20,11 +20,12 @@ from tests.train.factories import attempt, config, group
 def test_masks_come_from_spans_never_from_ids():
     row = attempt([8, 0], prompt=[0, 7])
     assert sequence_of(row).scored.tolist() == [False, False, True, True]
-    (packed,) = pack([sequence_of(row)], 100)
-    batch = collate([packed, *pack([sequence_of(attempt([8, 9, 0], prompt=[0, 7]))], 100)])
+    longer = sequence_of(attempt([8, 9, 0], prompt=[0, 7]))
+    batch = collate(pack([sequence_of(row), longer], 100, shared=False))
     assert batch.input_ids.tolist() == [[0, 7, 8, 0], [0, 7, 8, 9]]
     assert batch.targets.tolist() == [8, 0, 8, 9, 0]
     assert batch.predicting.tolist() == [1, 2, 5, 6, 7]
+    assert collate(pack([sequence_of(row), longer], 100)).input_ids.tolist() == [[0, 7, 8, 9]]
 
 
 def test_a_token_the_harness_added_is_not_trained_and_needs_no_logprob():
@@ -44,17 +45,26 @@ def test_a_token_the_harness_added_is_not_trained_and_needs_no_logprob():
     assert np.isfinite(micro.tokens.sampling_logprobs).all()
 
 
+def seen(batch):
+    """The positions that each position attends to, out of the tiles."""
+    found = {}
+    for tiles in batch.tiles:
+        for queries, keys, visible in zip(tiles.queries, tiles.keys, tiles.visible, strict=True):
+            found |= {int(query): set(keys[row].tolist()) for query, row in zip(queries, visible, strict=True)}
+    return found
+
+
 def test_a_row_shares_every_common_beginning():
     sequences = [
         ScoredSequence(np.array(ids), np.array([False, False] + [True] * (len(ids) - 2)), np.ones(len(ids)))
         for ids in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 6, 7])
     ]
-    (row,) = pack(sequences, 100)
-    assert row.token_ids.tolist() == [1, 2, 3, 6]
-    assert row.depths.tolist() == [0, 1, 2, 2]
-    assert row.attention.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    assert row.targets.tolist() == [3, 4, 3, 5, 6, 7]
-    assert row.predicting[row.readout].tolist() == [1, 2, 1, 2, 1, 3]
+    batch = collate(pack(sequences, 100))
+    assert batch.input_ids.tolist() == [[1, 2, 3, 6]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 2]]
+    assert seen(batch) == {0: {0}, 1: {0, 1}, 2: {0, 1, 2}, 3: {0, 1, 3}}
+    assert batch.targets.tolist() == [3, 4, 3, 5, 6, 7]
+    assert batch.predicting[batch.readout].tolist() == [1, 2, 1, 2, 1, 3]
 
 
 def test_rows_end_where_they_would_grow_too_long():

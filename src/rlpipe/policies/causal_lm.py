@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError, ConfigError
-from rlpipe.policies.packing import Batch
+from rlpipe.policies import adapters
+from rlpipe.policies.evaluation import Evaluation, evaluate
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Evaluation", "evaluate"]
 
 STATE = Path("trainer/state.json")
 POLICY_MODULE = Path("modules/policy")
@@ -31,21 +31,6 @@ NOT_KEPT = {"_name_or_path", "_model_name_or_path", "name_or_path", "transformer
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 NOT_COMPANIONS = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json", artifact.MANIFEST}
 REWRITTEN = ("config.json", "generation_config.json", "tokenizer_config.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What `evaluate` was asked for, axes as in `Batch`.
-
-    Attributes:
-        logprobs: `[K]`, log-softmax(logits / temperature) of each target.
-        entropy: `[K]`, of the distribution each target came from, in nats, at its temperature; without gradient.
-        hidden: `[K, H]`, the last hidden state that predicts each target.
-    """
-
-    logprobs: torch.Tensor
-    entropy: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
 
 
 def read_state(policy_folder: Path) -> dict[str, Any]:
@@ -75,16 +60,21 @@ def policy_version(policy_folder: Path) -> int:
     return int(read_state(policy_folder)["policy_version"])
 
 
-def load_module(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+def load_module(folder: Path, dtype: torch.dtype | None = None, *, adapter: bool = True) -> PreTrainedModel:
     """The model in a Hugging Face folder, in `dtype` (default float32), ready for evaluation, without dropout.
+
+    An adapter that lies in the folder is merged into the weights, unless `adapter` is false.
 
     Raises:
         ConfigError: the folder is missing or holds no causal language model.
+        EngineError: an adapter lies in it, and peft is not installed.
     """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
+
+    from rlpipe.policies.head import keep_exact
 
     _check_folder(folder, "config.json")
     logging.disable_progress_bar()
@@ -97,7 +87,9 @@ def load_module(folder: Path, dtype: torch.dtype | None = None) -> PreTrainedMod
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{folder} holds no causal language model", got=" ".join(str(error).split())[:300]) from error
     _check_loaded(folder, found)
-    _keep_head_exact(module)
+    if adapter and (apart := adapters.adapter_folder(folder)):
+        adapters.merge_into(module, apart)
+    keep_exact(module)
     return module.eval()
 
 
@@ -107,24 +99,6 @@ def _check_loaded(folder: Path, found: Mapping[str, Any]) -> None:
         if names := sorted(str(name) for name in found.get(problem) or ()):
             got = f"{problem.replace('_', ' ')}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
             raise ConfigError(f"the weights in {folder} are not those of its config.json", got=got, do="use a folder whose weights and config belong together")
-
-
-def _keep_head_exact(module: PreTrainedModel) -> None:
-    """Compute logits in the head's own dtype under autocast too.
-
-    Logits near 20 are 0.125 apart in bfloat16: rounded there, sampling and training log-probs differ by up to 0.25
-    although the hidden states agree (the finding of MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.2).
-    """
-    import torch
-
-    head = module.get_output_embeddings()
-    forward = head.forward
-
-    def exact(hidden: torch.Tensor) -> Any:
-        with torch.autocast(hidden.device.type, enabled=False):
-            return forward(hidden.to(head.weight.dtype))
-
-    head.forward = exact
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -244,56 +218,3 @@ def copy_companions(source: Path, target: Path) -> None:
 
 def _write_config(path: Path, content: Mapping[str, Any]) -> None:
     artifact.write_json(path, {key: value for key, value in content.items() if key not in NOT_KEPT})
-
-
-def evaluate(module: PreTrainedModel, batch: Batch, needs: Collection[str] = ("logprobs",)) -> Evaluation:
-    """Log-probs, and what else `needs` names (`entropy`, `hidden`), of a batch's targets.
-
-    Logits are computed only where a target is predicted. Gradients flow where grad mode and `requires_grad` say so.
-    """
-    import torch
-
-    device = module.device
-    last = module.get_decoder()(
-        input_ids=torch.from_numpy(batch.input_ids).to(device),
-        position_ids=torch.from_numpy(batch.position_ids).to(device),
-        attention_mask=_additive_mask(batch, module, device),
-        use_cache=False,
-    ).last_hidden_state
-    # index_select throughout: its backward adds in a fixed order on CPU, where indexing with [] does not.
-    hidden = last.flatten(0, 1).index_select(0, torch.from_numpy(batch.predicting).to(device))
-    logits = module.get_output_embeddings()(hidden)
-    logits = _tempered(logits if logits.dtype == torch.float64 else logits.float(), batch.temperatures)
-    normalizer = torch.logsumexp(logits, dim=-1)
-    readout = torch.from_numpy(batch.readout).to(device)
-    flat = readout * logits.shape[-1] + torch.from_numpy(batch.targets).to(device)
-    return Evaluation(
-        logprobs=logits.flatten().index_select(0, flat) - normalizer.index_select(0, readout),
-        entropy=_entropy(logits.detach(), normalizer.detach()).index_select(0, readout) if "entropy" in needs else None,
-        hidden=hidden.index_select(0, readout) if "hidden" in needs else None,
-    )
-
-
-def _additive_mask(batch: Batch, module: PreTrainedModel, device: torch.device) -> torch.Tensor | None:
-    import torch
-
-    if batch.attention is None:
-        return None
-    autocast = torch.is_autocast_enabled(device.type)
-    dtype = torch.get_autocast_dtype(device.type) if autocast else module.dtype
-    seen = torch.from_numpy(batch.attention).to(device)[:, None]
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
-
-
-def _tempered(logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
-    import torch
-
-    if (temperatures == 1.0).all():
-        return logits
-    return logits / torch.from_numpy(temperatures).to(logits)[:, None]
-
-
-def _entropy(logits: torch.Tensor, normalizer: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.special.entr(torch.exp(logits - normalizer[:, None])).sum(dim=-1)

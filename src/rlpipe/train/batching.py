@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlpipe.errors import TrainingError
-from rlpipe.policies.packing import Batch, Packing, Row, ScoredSequence, collate, pack
+from rlpipe.policies.packing import Batch, Packing, Row, ScoredSequence, collate, in_order, num_added, pack
 from rlpipe.train.ranks import ALONE, Ranks
 from rlpipe.trajectory import Trajectory
+
+OwnedRow = tuple[int, Row]
+"""A row with the place of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,14 @@ class TrainGroup:
     def num_tokens(self) -> int:
         """Trained tokens."""
         return sum(attempt.num_tokens for attempt in self.attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one forward takes: packed rows, and positions unless a single row has more."""
+
+    num_rows: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +98,56 @@ def weighted(groups: Sequence[TrainGroup], aggregation: Callable[[np.ndarray], n
     return [replace(group, attempts=tuple(replace(attempt, weight=next(weights)) for attempt in group.attempts)) for group in groups]
 
 
-def micro_batches(groups: Sequence[TrainGroup], micro_batch: int, max_row_tokens: int, packing: Packing, ranks: Ranks = ALONE) -> list[MicroBatch]:
-    """This rank's packed rows of all groups, `micro_batch` rows at a time, rows of like length together to save padding.
+def micro_batches(
+    groups: Sequence[TrainGroup], micro_batch: int, max_row_tokens: int, packing: Packing, ranks: Ranks = ALONE, micro_batch_tokens: int | None = None
+) -> list[MicroBatch]:
+    """This rank's rows of all groups, at most `micro_batch` of them and `micro_batch_tokens` positions at a time.
 
     Every rank gets as many micro-batches, since all take part in each exchange of gradients.
     """
-    rows: list[tuple[int, Row]] = []
+    limits = Limits(micro_batch, micro_batch_tokens or sys.maxsize)
+    rows: list[OwnedRow] = []
     for place, group in enumerate(groups):
         sequences = [sequence_of(attempt.trajectory) for attempt in group.attempts]
-        rows += [(place, row) for row in pack(sequences, max_row_tokens, shared=packing == "prefix")]
-    rows.sort(key=lambda entry: len(entry[1].token_ids))
-    mine = ranks.share(rows)
-    made = [_micro_batch(groups, mine[start : start + micro_batch]) for start in range(0, len(mine), micro_batch)]
-    missing = -(-ranks.largest_share(len(rows)) // micro_batch) - len(made)
+        rows += [(place, row) for row in pack(sequences, min(max_row_tokens, limits.num_tokens), packing == "prefix")]
+    rows.sort(key=lambda entry: entry[1].num_tokens)
+    shares = [_cut(replace(ranks, rank=rank).share(rows), limits) for rank in range(ranks.size)]
+    made = [_micro_batch(groups, part) for part in shares[ranks.rank]]
+    missing = max(map(len, shares)) - len(made)
     return made + [_idle(groups, rows[0])] * missing if missing else made
 
 
-def _micro_batch(groups: Sequence[TrainGroup], rows: Sequence[tuple[int, Row]]) -> MicroBatch:
-    owners = tuple((place, member) for place, row in rows for member in row.members)
+def _cut(rows: Sequence[OwnedRow], limits: Limits) -> list[list[OwnedRow]]:
+    """Rows that begin alike come together where they share positions, rows of like length where they are padded."""
+    if rows and rows[0][1].shared:
+        rows = [rows[i] for i in in_order([row.sequences[0] for _, row in rows], range(len(rows)))]
+    parts: list[list[OwnedRow]] = []
+    num_tokens = 0
+    for owned in rows:
+        grown = num_tokens + num_added(parts[-1][-1][1], owned[1], len(parts[-1])) if parts else limits.num_tokens + 1
+        fits = grown <= limits.num_tokens and len(parts[-1]) < limits.num_rows
+        num_tokens = grown if fits else owned[1].num_tokens
+        if fits:
+            parts[-1].append(owned)
+        else:
+            parts.append([owned])
+    return parts
+
+
+def _micro_batch(groups: Sequence[TrainGroup], rows: Sequence[OwnedRow]) -> MicroBatch:
+    batch = collate([row for _, row in rows])
+    sequences = [(place, member) for place, row in rows for member in row.members]
+    owners = tuple(sequences[i] for i in batch.members)
     attempts = [groups[place].attempts[member] for place, member in owners]
     return MicroBatch(
-        batch=collate([row for _, row in rows]),
+        batch=batch,
         tokens=_tokens(attempts),
         group_ids=tuple(dict.fromkeys(groups[place].group_id for place, _ in rows)),
         owners=owners,
     )
 
 
-def _idle(groups: Sequence[TrainGroup], row: tuple[int, Row]) -> MicroBatch:
+def _idle(groups: Sequence[TrainGroup], row: OwnedRow) -> MicroBatch:
     micro = _micro_batch(groups, [row])
     return replace(micro, tokens=replace(micro.tokens, weights=np.zeros_like(micro.tokens.weights)), idle=True)
 

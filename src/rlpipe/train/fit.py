@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from rlpipe import artifact
 from rlpipe.errors import NoSignalError
-from rlpipe.policies import causal_lm, fitness
+from rlpipe.policies import causal_lm, evaluation, fitness
 from rlpipe.step import Report
 from rlpipe.train.backends import Backend
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
 from rlpipe.train.ranks import ALONE, Ranks
 from rlpipe.train.reference import Reference
 from rlpipe.train.signal import find_signal
-from rlpipe.train.trainable import hold_frozen_in_bfloat16, mark
+from rlpipe.train.trainable import hold_frozen_in_bfloat16, load_trainable, save_trained
 from rlpipe.train.update import update
 from rlpipe.trajectory import Group
 
@@ -68,13 +68,14 @@ def fit(
 
 def open_backend(config: Config, start: Start, groups: Iterable[Group], ranks: Ranks = ALONE) -> Backend:
     """The backend with the start's weights and, where it is kept, its optimizer state."""
-    module = causal_lm.load_module(start.folder)
+    module = load_trainable(start.folder, config.trainable, config.run.seed)
     shared = config.packing == "prefix"
     fitness.check_window(module, max(len(trajectory.token_ids) for group in groups for trajectory in group), shared)
     fitness.check_evaluation(module, shared)
-    mark(module, config.trainable)
     if config.backend.dtype == "bfloat16":
         hold_frozen_in_bfloat16(module)
+    if config.activation_checkpointing:
+        evaluation.checkpoint_activations(module)
     backend = config.backend.open(module, config.adamw(), ranks)
     if config.optimizer_state == "keep" and start.optimizer is not None:
         from safetensors.torch import load_file
@@ -120,12 +121,10 @@ def _write(
     config: Config, module: PreTrainedModel, moments: dict[str, torch.Tensor], policy_in: Path, policy: Path, start: Start, state: dict[str, int]
 ) -> None:
     _empty(policy)
-    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
-    narrow = {name: dtype for name, dtype in causal_lm.stored_dtypes(start.folder).items() if name in frozen}
     if config.optimizer_state == "keep":
         _save_optimizer(policy / OPTIMIZER, moments)
     state |= carry_modules(config.start_from, config.kl, policy_in, policy, start)
-    causal_lm.save(policy, module, start.folder, state, narrow)
+    save_trained(policy, module, config.trainable, start.folder, state)
 
 
 def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlpipe.policies import causal_lm
+from rlpipe.policies.device import device
 from rlpipe.train.backends.base import autocast
 from rlpipe.train.batching import Attempt, TrainGroup, micro_batches
 from rlpipe.train.lineage import Start, start_policy
@@ -31,6 +32,7 @@ class Reference:
         """The same groups, every attempt with the log-probs `[k]` of its trained tokens under the reference."""
         incoming = self.config.kl is not None and self.config.kl.reference == "incoming"
         module = causal_lm.load_module(self.start.folder if incoming else start_policy(self.policy_in))
+        module.to(device())  # type: ignore[arg-type]  # the stub of `to` is for tensors
         return with_reference(groups, module, self.config, self.ranks)
 
 
@@ -42,7 +44,7 @@ def with_reference(groups: Sequence[TrainGroup], module: PreTrainedModel, config
     import torch
 
     found: dict[tuple[int, int], np.ndarray] = {}
-    for micro in micro_batches(groups, config.micro_batch, config.max_row_tokens, config.packing, ranks):
+    for micro in micro_batches(groups, config.micro_batch, config.max_row_tokens, config.packing, ranks, config.micro_batch_tokens):
         with torch.no_grad(), autocast(module, config.backend.dtype):
             logprobs = causal_lm.evaluate(module, micro.batch).logprobs.cpu().numpy()
         counts = [groups[place].attempts[member].num_tokens for place, member in micro.owners]

@@ -72,7 +72,8 @@ def optimizer_step(groups: Sequence[TrainGroup], backend: Backend, config: Confi
     Raises:
         TrainingError: the loss or gradient is not finite.
     """
-    micros = micro_batches(weighted(groups, config.aggregation), config.micro_batch, config.max_row_tokens, config.packing, backend.ranks)
+    whole_step = weighted(groups, config.aggregation)
+    micros = micro_batches(whole_step, config.micro_batch, config.max_row_tokens, config.packing, backend.ranks, config.micro_batch_tokens)
     for number, micro in enumerate(micros, start=1):
         loss, numbers = loss_of(micro, backend, config, fresh)
         if not np.isfinite(numbers.loss):
