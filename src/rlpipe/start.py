@@ -45,7 +45,7 @@ def make_policy(model: Path, policy: Path) -> None:
     Raises:
         ConfigError: a config, weights or tokenizer are missing.
     """
-    from rlpipe.policies import causal_lm
+    from rlpipe.policies import adapters, causal_lm
 
     weights = [path for path in sorted(model.iterdir()) if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")]
     for name, present in (("config.json", (model / "config.json").is_file()), ("safetensors weights", bool(weights))):
@@ -56,5 +56,6 @@ def make_policy(model: Path, policy: Path) -> None:
     for path in [model / "config.json", *weights]:
         shutil.copyfile(path, module / path.name)
     causal_lm.copy_companions(model, module)
+    adapters.carry(model, module)
     causal_lm.load_tokenizer(module)
     artifact.write_json(policy / causal_lm.STATE, {"policy_version": 0})

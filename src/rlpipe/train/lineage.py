@@ -10,7 +10,9 @@ from typing import Literal
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError, ConfigError
 from rlpipe.policies import causal_lm
+from rlpipe.train.backends.moments import MOMENTS
 from rlpipe.train.kl import Kl
+from rlpipe.train.trainable import BASE
 
 OPTIMIZER = Path("trainer/optimizer.safetensors")
 CHAMPION = Path("modules/champion")
@@ -44,7 +46,7 @@ def find_start(policy_in: Path, evaluation_in: Path, start_from: Literal["latest
         ArtifactError: the evaluation names a champion that the policy folder does not hold.
     """
     state = causal_lm.read_state(policy_in)
-    version, latest = state["policy_version"], policy_in / causal_lm.POLICY_MODULE
+    version, latest = state["policy_version"], latest_weights(policy_in)
     optimizer = policy_in / OPTIMIZER
     kept = (optimizer, int(state["optimizer_steps"])) if optimizer.is_file() else (None, 0)
     if start_from == "latest":
@@ -58,6 +60,11 @@ def find_start(policy_in: Path, evaluation_in: Path, start_from: Literal["latest
             "the champion's weights are not in the policy folder", got=got, do="use train.start_from: champion from the first round on, or latest"
         )
     return Start(policy_in / CHAMPION, version, (policy_in / CHAMPION, wanted), incoming=False)
+
+
+def latest_weights(policy_in: Path) -> Path:
+    """The Hugging Face folder that training goes on from: the policy's own, or the one its merged adapter lies apart in."""
+    return policy_in / BASE if (policy_in / BASE).is_dir() else policy_in / causal_lm.POLICY_MODULE
 
 
 def check_moments(policy_in: Path, num_ranks: int) -> None:
@@ -80,7 +87,8 @@ def check_moments(policy_in: Path, num_ranks: int) -> None:
         raise ConfigError("the optimizer state is in parts, one a rank", got=got, **choices)
     moments, weights = _shapes(policy_in / OPTIMIZER), _shapes(policy_in / causal_lm.POLICY_MODULE / "model.safetensors")
     for name, shape in moments.items():
-        wanted = weights.get(name.partition("/")[2], shape)
+        moment, _, parameter = name.partition("/")
+        wanted = weights.get(parameter, shape) if moment in MOMENTS else shape
         if shape != wanted or 0 in shape:
             raise ConfigError("the optimizer state is not that of the whole weights", got=f"{name} of shape {shape} for a weight of shape {wanted}", **choices)
 
