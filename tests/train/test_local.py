@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError, ConfigError, DeadlineError, EngineError, TrainingError
 from rlpipe.policies import causal_lm
+from rlpipe.step import Report
 from tests.factories import tiny_model, tiny_policy
 from tests.reward.test_sandbox import marked
 from tests.train.factories import config, group, random_groups
@@ -100,22 +102,24 @@ import sys
 from pathlib import Path
 from tests.train.factories import config, random_groups
 from tests.train.test_fit import train
-train(Path(sys.argv[1]), config(launcher={"type": "local", "num_processes": 2}, epochs=20_000), random_groups(3), Path(sys.argv[2]))
+launcher = {"type": "local", "num_processes": 2, "starter": sys.argv[3]}
+train(Path(sys.argv[1]), config(launcher=launcher, epochs=20_000), random_groups(3), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.parametrize("starter", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.deepspeed)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_ranks_do_not_outlive_the_step(tmp_path: Path, policy_in: Path, number: signal.Signals) -> None:
+def test_ranks_do_not_outlive_the_step(tmp_path: Path, policy_in: Path, number: signal.Signals, starter: str) -> None:
     """Case F04."""
-    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    step = subprocess.Popen([sys.executable, "-c", COORDINATOR, str(tmp_path), str(policy_in)], env=environ, stderr=subprocess.DEVNULL)
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    step = subprocess.Popen([sys.executable, "-c", COORDINATOR, str(tmp_path), str(policy_in), starter], env=environ, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(ranks_below(tmp_path)) == 2)
     step.send_signal(number)
     assert step.wait(60) == (143 if number == signal.SIGTERM else -9)
     if number == signal.SIGTERM:
         assert ranks_below(tmp_path) == {}
         assert list(tmp_path.glob("rlpipe-train-*")) == []
-    wait_for(lambda: not marked(tmp_path), seconds=4)  # torchrun and ranks: its command names the job too
+    wait_for(lambda: not marked(tmp_path), seconds=15)  # what started the ranks too: its command names the job
 
 
 def test_d14_many_ranks_register_one_version(tmp_path: Path) -> None:
@@ -135,21 +139,50 @@ def test_d14_many_ranks_register_one_version(tmp_path: Path) -> None:
     assert len([version for version in versions if "champion" in client.get_model_version("rlpipe-policy", version.version).aliases]) == 1
 
 
-@pytest.mark.deepspeed
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_ranks_give_what_torch_gives_alone_and_save_whole_state(tmp_path: Path, stage: int) -> None:
-    """Case F02 for ZeRO: moments of one torch process are loaded in parts, and saved whole; one torch process goes on from them."""
-    policy_in = tmp_path / "start"
-    tiny_model(policy_in / "modules/policy", intermediate_size=2048)  # matrices large enough for ZeRO 3 to part them
+LONG = {**SETTINGS, "micro_batch": 1, "epochs": 7}
+"""Three optimizer steps a pass, of up to two micro-batches a rank."""
+
+
+@pytest.fixture(scope="module")
+def three_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Report]:
+    """The policies of three rounds in one torch process, and the second's report; matrices are large enough for ZeRO 3 to part them."""
+    folder = tmp_path_factory.mktemp("rounds")
+    policy_in = folder / "start"
+    tiny_model(policy_in / "modules/policy", intermediate_size=2048)
     artifact.write_json(policy_in / "trainer/state.json", {"policy_version": 0})
     artifact.write_manifest(policy_in)
-    groups, zero = random_groups(5), {"type": "deepspeed", "dtype": "float32", "zero_stage": stage}
-    chain = policy_in
+    policies, reports = [policy_in], []
     for name in ("first", "second", "third"):
-        chain = train(tmp_path, config(**SETTINGS), groups, chain, name)[1]
-    _, two = train(tmp_path, config(**SETTINGS, backend=zero, launcher=TWO), groups, tmp_path / "first", "of-two")
-    assert_close(two, tmp_path / "second")
-    assert_close(train(tmp_path, config(**SETTINGS), groups, two, "of-one-again")[1], tmp_path / "third")
+        report, policy = train(folder, config(**LONG), random_groups(5), policies[-1], name)
+        policies.append(policy)
+        reports.append(report)
+    return policies[1:], reports[1]
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    ("starter", "zero"), [("torchrun", {"zero_stage": 2, "offload": "optimizer"}), ("deepspeed", {"zero_stage": 3, "offload": "all"})], ids=str
+)
+def test_deepspeed_ranks_give_what_torch_gives_alone_and_save_whole_state(
+    tmp_path: Path, three_rounds: tuple[list[Path], Report], monkeypatch: pytest.MonkeyPatch, starter: str, zero: dict[str, Any]
+) -> None:
+    """Cases F01 and F02: whole moments of one torch process are loaded in parts, and saved whole; one torch process goes on from them.
+
+    Nothing is compiled: there is no compiler, and no extension afterwards.
+    """
+    (first, second, third), expected = three_rounds
+    extensions = tmp_path / "extensions"
+    extensions.mkdir()
+    monkeypatch.setenv("PATH", str(extensions))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
+    backend, launcher = {"type": "deepspeed", "dtype": "float32", **zero}, {**TWO, "starter": starter}
+    report, two = train(tmp_path, config(**LONG, backend=backend, launcher=launcher), random_groups(5), first, "of-two")
+    assert list(extensions.iterdir()) == []
+    assert report.numbers["optimizer_steps"] == 21
+    for name in ("loss", "grad_norm", "entropy"):
+        assert report.numbers[name] == pytest.approx(expected.numbers[name], rel=1e-4), name
+    assert_close(two, second)
+    assert_close(train(tmp_path, config(**LONG), random_groups(5), two, "of-one-again")[1], third)
 
 
 @pytest.fixture

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlpipe.errors import EngineError
 from rlpipe.policies import causal_lm
 from rlpipe.train.batching import MicroBatch, TrainGroup, micro_batches, weighted
 from rlpipe.train.fit import fit
-from rlpipe.train.ranks import Ranks, join, rank_of
+from rlpipe.train.ranks import Ranks, _buckets, exchange, join, rank_of
 from rlpipe.train.signal import find_signal
 from rlpipe.train.update import loss_of
 from rlpipe.trajectory import Group
@@ -50,8 +53,27 @@ def added_up(module: Any, groups: list[TrainGroup], settings: Any, size: int) ->
 
 
 def test_values_are_shared_without_rest() -> None:
-    assert [Ranks(rank, 3).share("abcdefgh") for rank in range(3)] == ["adg", "beh", "cf"]
+    assert ["".join(Ranks(rank, 3).share("abcdefgh")) for rank in range(3)] == ["bch", "adg", "ef"]
     assert [Ranks(0, 3).largest_share(count) for count in (0, 1, 3, 8)] == [0, 1, 1, 3]
+
+
+def test_values_sorted_by_size_are_shared_evenly() -> None:
+    assert [sum(Ranks(rank, 2).share(range(1, 9))) for rank in range(2)] == [18, 18]
+    assert [sum(Ranks(rank, 4).share(range(1, 17))) for rank in range(4)] == [34, 34, 34, 34]
+
+
+@given(st.lists(st.integers(1, 500), max_size=40).map(sorted), st.integers(1, 5))
+def test_no_rank_gets_more_than_another_by_more_than_the_largest_value(sizes: list[int], num_ranks: int) -> None:
+    shares = [Ranks(rank, num_ranks).share(sizes) for rank in range(num_ranks)]
+    assert sorted(size for share in shares for size in share) == sizes
+    assert max(len(share) for share in shares) == Ranks(0, num_ranks).largest_share(len(sizes))
+    assert max(map(sum, shares)) - min(map(sum, shares)) <= max(sizes, default=0)
+
+
+def test_tensors_are_added_up_a_bucket_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlpipe.train.ranks.BUCKET", 5)
+    tensors = [torch.zeros(size) for size in (2, 3, 1, 9, 1)] + [torch.zeros(2, dtype=torch.bfloat16)]
+    assert [[value.numel() for value in bucket] for bucket in _buckets(tensors)] == [[2, 3], [1], [9], [1], [2]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -99,7 +121,15 @@ def test_each_launchers_word_for_the_rank_is_understood() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     # DeepSpeed leaves these in the environment of whoever used it
     left_behind = {"RANK": "1", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    assert [rank_of(environ) for environ in ({}, torchrun, mpirun, left_behind, {**mpirun, **left_behind})] == [0, 3, 2, 0, 2]
+    deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    environs = ({}, torchrun, mpirun, deepspeed, left_behind, {**mpirun, **left_behind})
+    assert [rank_of(environ) for environ in environs] == [0, 3, 2, 1, 0, 2]
+
+
+def test_tensors_go_through_nccl_only_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exchange() == "gloo"
+    monkeypatch.setattr("rlpipe.train.ranks.device", lambda: torch.device("cuda", 1))
+    assert exchange() == "cpu:gloo,cuda:nccl"
 
 
 def test_a_rank_that_nobody_launched_is_refused(tmp_path: Path) -> None:
@@ -107,10 +137,11 @@ def test_a_rank_that_nobody_launched_is_refused(tmp_path: Path) -> None:
         join(tmp_path, 1.0, {})
 
 
-def test_a_first_rank_that_never_comes_is_waited_for_no_longer_than_agreed(tmp_path: Path) -> None:
+def test_a_first_rank_that_never_comes_is_waited_for_no_longer_than_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # a rank says there what it is
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     environ = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(names, ("1", "2", "0", "1"), strict=True)}
-    with pytest.raises(EngineError, match=r"rank 0 did not show up; got no meet-mpi.json after 0 s"):
+    with pytest.raises(EngineError, match=r"rank 0 did not show up; got no meet-mpirun.json after 0 s"):
         join(tmp_path, 0.3, environ)
     # DeepSpeed leaves these in the environment of whoever used it
     with pytest.raises(EngineError, match="rank 0 did not show up"):

@@ -37,13 +37,22 @@ class Job:
     round_index: int
 
     def fit(self, ranks: Ranks = ALONE) -> Report:
-        """Train, as one of `ranks`; only the first writes `policy`."""
+        """Train, as one of `ranks`; only the first writes `policy`.
+
+        Raises:
+            ArtifactError: what was written is not whole.
+        """
         from rlpipe import dataset
+        from rlpipe.policies.causal_lm import POLICY_MODULE
         from rlpipe.train.fit import fit
+        from rlpipe.train.whole import check_whole
 
         dropped = artifact.read_manifest(self.scored).get("facts", {}).get("dropped", {})
         places = {"policy_in": self.policy_in, "evaluation_in": self.evaluation_in, "policy": self.policy}
-        return fit(self.config, dataset.read_groups(self.scored), **places, round_index=self.round_index, dropped=dropped, ranks=ranks)
+        report = fit(self.config, dataset.read_groups(self.scored), **places, round_index=self.round_index, dropped=dropped, ranks=ranks)
+        if ranks.first and report.outcome is None:
+            check_whole(self.policy / POLICY_MODULE, self.policy_in / POLICY_MODULE)
+        return report
 
     def at(self, **places: Path) -> Job:
         """The same job with other places."""

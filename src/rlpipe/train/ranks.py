@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlpipe import artifact
 from rlpipe.errors import EngineError
+from rlpipe.policies.device import device
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+BUCKET = 25_000_000
+"""Numbers added up over the ranks at once: what is held twice meanwhile."""
 LAUNCHED = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "deepspeed": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE"),
 }
 """Where each launcher says which rank a process is, of how many, and the same on its node."""
 
@@ -46,8 +50,12 @@ class Ranks:
         return self.rank == 0
 
     def share(self, values: Sequence[T]) -> Sequence[T]:
-        """This rank's part: every value belongs to exactly one rank."""
-        return values[self.rank :: self.size]
+        """This rank's part: every value belongs to exactly one rank.
+
+        Dealt out to and fro from the last one on, so that of values sorted by size all ranks get about as much in all.
+        """
+        mine = (self.rank, 2 * self.size - 1 - self.rank)
+        return [value for left, value in zip(range(len(values) - 1, -1, -1), values, strict=True) if left % (2 * self.size) in mine]
 
     def largest_share(self, count: int) -> int:
         """The most that any rank gets of `count` values."""
@@ -69,10 +77,11 @@ class Ranks:
             return
         import torch
 
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        torch.distributed.all_reduce(flat)
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            torch.distributed.all_reduce(flat)
+            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def wait(self) -> None:
         """Return when every rank has come here."""
@@ -80,6 +89,19 @@ class Ranks:
             import torch
 
             torch.distributed.barrier()
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors in their order, together while they are of at most `BUCKET` numbers and of one kind."""
+    buckets: list[list[torch.Tensor]] = []
+    held = 0
+    for tensor in tensors:
+        held += tensor.numel()
+        if not buckets or held > BUCKET or buckets[-1][0].dtype != tensor.dtype:
+            buckets.append([])
+            held = tensor.numel()
+        buckets[-1].append(tensor)
+    return buckets
 
 
 ALONE = Ranks()
@@ -96,38 +118,47 @@ def _launcher(environ: Mapping[str, str]) -> str | None:
     return next((name for name, names in LAUNCHED.items() if all(variable in environ for variable in names)), None)
 
 
+def exchange() -> str:
+    """How ranks exchange tensors, as torch names it: NCCL between accelerators, gloo in main memory."""
+    return "gloo" if device().type == "cpu" else "cpu:gloo,cuda:nccl"
+
+
 def join(folder: Path, seconds: float, environ: Mapping[str, str] = os.environ) -> Ranks:
-    """Meet the other ranks that torchrun or mpirun started.
+    """Meet the other ranks that torchrun, mpirun or the deepspeed launcher started.
 
     Args:
-        folder: seen by all ranks; mpirun's meet by a file in it, torchrun's have been told where.
+        folder: seen by all ranks; they meet by a file in it, but torchrun's have been told where.
         seconds: how long ranks wait for each other, here and in every later exchange.
 
     Raises:
-        EngineError: neither launcher started this process, or the first rank did not show up in time.
+        EngineError: none of these launchers started this process, or the first rank did not show up in time.
     """
     import torch
 
     launcher = _launcher(environ)
     if launcher is None:
-        raise EngineError("no launcher started this rank", accepted="torchrun or Open MPI's mpirun", do="set train.launcher instead of starting ranks by hand")
+        raise EngineError(
+            "no launcher started this rank", accepted="torchrun, Open MPI's mpirun or deepspeed", do="set train.launcher instead of starting ranks by hand"
+        )
     rank, size, local, per_node = (int(environ[name]) for name in LAUNCHED[launcher])
     timeout = timedelta(seconds=seconds)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))  # what other libraries look for
+    if device().type == "cuda":
+        torch.cuda.set_device(device())
     if launcher == "torchrun":
-        torch.distributed.init_process_group("gloo", timeout=timeout)
+        torch.distributed.init_process_group(exchange(), timeout=timeout)
     else:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))  # what other libraries look for
-        store = _meet(folder / f"meet-{environ.get('PMIX_NAMESPACE', 'mpi')}.json", rank, size, timeout)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        store = _meet(folder / f"meet-{environ.get('PMIX_NAMESPACE', launcher)}.json", rank, size, timeout, alone=per_node == size)
+        torch.distributed.init_process_group(exchange(), store=store, rank=rank, world_size=size, timeout=timeout)
     return Ranks(rank, size, per_node)
 
 
-def _meet(file: Path, rank: int, size: int, timeout: timedelta) -> torch.distributed.TCPStore:
-    """The store that rank 0 opens on a free port and names in a file."""
+def _meet(file: Path, rank: int, size: int, timeout: timedelta, alone: bool) -> torch.distributed.TCPStore:
+    """The store that rank 0 opens on a free port and names in a file; within the machine where it is `alone`."""
     from torch.distributed import TCPStore
 
     if rank == 0:
-        address = socket.gethostbyname(socket.gethostname())
+        address = "127.0.0.1" if alone else socket.gethostbyname(socket.gethostname())
         store = TCPStore(address, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
         artifact.write_json(file, {"address": address, "port": store.port})
         return store

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
+import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,6 +28,22 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "
 def torchrun(processes: int, *options: str) -> list[str]:
     """Arguments of Python that start `processes` of a module on this node; the module and its arguments follow."""
     return ["-m", "torch.distributed.run", *options, "--nproc-per-node", str(processes), "-m"]
+
+
+def deepspeed(processes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The same by DeepSpeed's launcher for one node.
+
+    It numbers accelerators from 0 whatever CUDA_VISIBLE_DEVICES says, so that those named there are handed on. The port is
+    not used: ranks meet by a file.
+    """
+    named = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    devices = named[:processes] if len(named) >= processes else list(range(processes))
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": devices}).encode()).decode()
+    return ["-m", "deepspeed.launcher.launch", f"--world_info={world}", "--log_level=error", "--no_local_rank", "--module"]
+
+
+STARTERS = {"torchrun": lambda processes: torchrun(processes, "--standalone"), "deepspeed": deepspeed}
+"""What can start the ranks of one node: arguments of Python, the module and its arguments follow."""
 
 
 class Tail:
@@ -66,7 +85,9 @@ def report_of(folder: Path, failure: str | None, tail: Tail) -> Report:
 def failed(reason: str, errors: str, tail: Tail) -> RlpipeError:
     """A training that failed without explaining itself."""
     got = "; ".join(part for part in (reason, errors, f"last lines: {tail}" if tail.lines else "") if part)
-    return EngineError("the training failed", got=got, do="see its log above; if a rank was killed (signal 9), lower train.micro_batch or give more memory")
+    return EngineError(
+        "the training failed", got=got, do="see its log above; if a rank was killed (signal 9), lower train.micro_batch_tokens or give more memory"
+    )
 
 
 def too_late(seconds: float, state: str) -> DeadlineError:

@@ -1,4 +1,4 @@
-"""Several ranks on this machine, started by torchrun."""
+"""Several ranks on this machine, started by torchrun or by DeepSpeed's launcher."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rlpipe.errors import EngineError
 from rlpipe.params import PositiveInt, Section
 from rlpipe.step import Report
 from rlpipe.train import job as jobs
-from rlpipe.train.launchers.base import QUIET, WORKER, Tail, ended_by_signal, report_of, too_late, torchrun
+from rlpipe.train.launchers.base import QUIET, STARTERS, WORKER, Tail, ended_by_signal, report_of, too_late
 
 if TYPE_CHECKING:
     from rlpipe.train.job import Job
@@ -34,6 +36,8 @@ class Local(Section):
     type: Literal["local"] = "local"
     num_processes: PositiveInt
     """Ranks; each holds the whole model, or its part with `backend.zero_stage` 3."""
+    starter: Literal["torchrun", "deepspeed"] = "torchrun"
+    """What starts the ranks, whichever the backend; `deepspeed` is DeepSpeed's own launcher."""
     timeout_seconds: float = Field(14_400, gt=0)
     """The training is ended after this time (exit code 11)."""
     exchange_seconds: float = Field(1_800, gt=0)
@@ -49,9 +53,13 @@ class Local(Section):
 
         Raises:
             DeadlineError: it took longer than `timeout_seconds`.
-            EngineError: a rank died, or kept the others waiting for longer than `exchange_seconds`.
+            EngineError: `starter` is not installed, or a rank died, or kept the others waiting for longer than `exchange_seconds`.
             RlpipeError: what a rank raised.
         """
+        if self.starter == "deepspeed" and find_spec("deepspeed") is None:
+            raise EngineError(
+                "train.launcher.starter deepspeed cannot be used", got="no deepspeed", do="pip install 'rlpipe[deepspeed]', or set it to torchrun"
+            )
         with tempfile.TemporaryDirectory(prefix="rlpipe-train-") as name, ended_by_signal():
             file = jobs.write(Path(name), job, jobs.Terms(self.exchange_seconds, GRACE_SECONDS, held=True))
             tail = Tail()
@@ -60,7 +68,7 @@ class Local(Section):
 
     def _wait(self, file: Path, threads: int, tail: Tail) -> str | None:
         """How the ranks failed, if they did."""
-        command = [sys.executable, *torchrun(self.num_processes, "--standalone"), WORKER, str(file)]
+        command = [sys.executable, *STARTERS[self.starter](self.num_processes), WORKER, str(file)]
         threads = threads or max(1, (os.cpu_count() or 1) // self.num_processes)
         environ = {**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads)}
         process = _started(command, environ)
@@ -75,7 +83,7 @@ class Local(Section):
         finally:
             _end(process)
             reader.join(timeout=5)
-        return None if process.returncode == 0 else f"torchrun ended with exit code {process.returncode}"
+        return None if process.returncode == 0 else f"{self.starter} ended with exit code {process.returncode}"
 
 
 def _started(command: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
@@ -92,7 +100,7 @@ def _ended(process: subprocess.Popen[str]) -> bool:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End torchrun, which ends its ranks; they have groups of their own, so that killing its group would miss them."""
+    """End what started the ranks, which ends them; torchrun's have groups of their own, so that killing its group would miss them."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
