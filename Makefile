@@ -5,7 +5,7 @@ EXTRAS := all-cpu,dev
 CONSTRAINTS := constraints/cpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm run test test-recipes test-containers images lint types pins clean
+.PHONY: help install install-vllm run test test-recipes test-containers images bench gpu-check lint types pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,16 @@ test-containers: install ## build the CPU images and run two rounds in container
 
 images: ## build the image of every component; BASE=gpu|cpu PREFIX=registry/folder TAG=version EXTRA=folder of own rewards
 	BASE='$(BASE)' PREFIX='$(PREFIX)' TAG='$(TAG)' EXTRA='$(EXTRA)' tools/images.sh
+
+bench: $(VENV)/.installed-bench ## side by side with TRL, transformers and vLLM into benchmarks/results.md; 3 hours on 2 quiet cores
+	for name in rollout update memory time_to_reward; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results.md || exit 1; done
+
+$(VENV)/.installed-bench: $(VENV)/.installed-vllm tools/install.sh
+	sh tools/install.sh $(VENV) $(CONSTRAINTS) bench
+	@touch $@
+
+gpu-check: ## one round with the engines and backends that .venv or else PYTHON has, on a GPU or CPUs, in 8 minutes
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu_check.py
 
 lint: install ## check style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
