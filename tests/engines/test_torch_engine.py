@@ -98,6 +98,7 @@ def test_bfloat16_engine_computes_what_autocast_over_float32_weights_computes(po
 
 
 def test_a21_temperature_divides_the_logits() -> None:
+    """Case A21."""
     logits = torch.tensor([[2.0, 0.0]])
     token, logprob = draw(logits, torch.tensor([0.5]), torch.tensor([0.0], dtype=torch.float64))
     assert token.item() == 0
@@ -151,12 +152,14 @@ def test_a_shorter_stream_is_a_prefix() -> None:
 
 
 def test_a54_masks_come_from_lengths() -> None:
+    """Case A54."""
     tokens, mask = left_padded([ids(0, 7), ids(0, 0, 0, 5)])
     assert tokens.tolist() == [[0, 0, 0, 7], [0, 0, 0, 5]]
     assert mask.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
 
 
 def test_a54_a_prompt_that_begins_with_the_pad_id_sees_it(policies: dict[str, Path]) -> None:
+    """Case A54."""
     queued = [Request("a", ids(0, 7), (1,), Sampling(6, 1.0)), Request("b", ids(3, 4, 5, 6), (2,), Sampling(6, 1.0))]
     for (name, _), completion in complete(policies["llama"], queued).items():
         prompt = {"a": ids(0, 7), "b": ids(3, 4, 5, 6)}[name]
@@ -173,6 +176,7 @@ def test_common_prefix_leaves_each_prompt_a_token(prompts: list[list[int]], expe
 
 
 def test_f05_a_prompt_over_the_length_is_refused_alone(policies: dict[str, Path]) -> None:
+    """Case F05."""
     sampling = Sampling(8, 1.0)
     queued = [Request("a", ids(1, 2), (1,), sampling), Request("long", ids(*[1] * 125), (2, 3), sampling), Request("c", ids(3, 4), (4,), sampling)]
     found = complete(policies["llama"], queued)
@@ -184,6 +188,7 @@ def test_f05_a_prompt_over_the_length_is_refused_alone(policies: dict[str, Path]
 
 
 def test_a19_an_end_id_that_is_not_the_tokenizers_stops_and_the_last_token_may_be_eos_by_length(policies: dict[str, Path]) -> None:
+    """Case A19."""
     unended = complete(policies["llama"], [Request("a", ids(5, 6), (1,), Sampling(12, 1.0))])["a", 0]
     marker = int(unended.token_ids[3])
     ended = complete(policies["llama"], [Request("a", ids(5, 6), (1,), Sampling(12, 1.0, stop_token_ids=(marker,)))])["a", 0]
@@ -240,3 +245,34 @@ def test_a_closed_engine_says_so(policies: dict[str, Path]) -> None:
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.logprobs([ids(1, 2)])
+
+
+def test_a_request_that_no_model_could_serve_leaves_the_others_alone(policies: dict[str, Path]) -> None:
+    good = Request("good", ids(3, 4), (1,), Sampling(2, 1.0))
+    bad = [Request("unknown id", ids(3, 200), (1,), Sampling(2, 1.0)), Request("nothing wanted", ids(3), (1,), Sampling(0, 1.0))]
+    found = complete(policies["llama"], [bad[0], good, bad[1]])
+    assert {name: completion.finish_reason for (name, _), completion in found.items()} == {"unknown id": "error", "good": "length", "nothing wanted": "error"}
+    assert found["unknown id", 0].error == "the prompt holds token id 200, the model knows 0 to 46"
+
+
+def test_an_abort_of_what_is_not_there_is_forgotten(policies: dict[str, Path]) -> None:
+    with Torch(dtype="float32").open(policies["llama"], 1) as engine:
+        engine.abort(["later"])
+        engine.submit([Request("later", ids(3, 4), (1,), Sampling(2, 1.0))])
+        assert [completion.finish_reason for completion in engine.stream()] == ["length"]
+
+
+def test_a45_a_load_that_failed_can_be_tried_again(policies: dict[str, Path], tmp_path: Path) -> None:
+    """Case A45: a folder that cannot be read leaves an engine that generates nothing until another load succeeds."""
+    with Torch(dtype="float32").open(policies["llama"], 1) as engine:
+        with pytest.raises(ConfigError):
+            engine.load(tmp_path)
+        with pytest.raises(EngineError, match="holds no weights"):
+            list(engine.logprobs([ids(1, 2)]))
+        engine.load(policies["llama"])
+        assert engine.logprobs([ids(1, 2)])[0].shape == (2,)
+
+
+def test_logits_that_are_not_finite_are_an_error_and_no_token() -> None:
+    with pytest.raises(EngineError, match="logits are not finite"):
+        draw(torch.tensor([[0.0, float("nan")]]), torch.tensor([1.0]), torch.tensor([0.5], dtype=torch.float64))

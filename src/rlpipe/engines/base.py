@@ -123,11 +123,16 @@ class Engine(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-def refused(request: Request, max_length: int) -> str | None:
-    """Why a request cannot be served within this length, or None."""
+def refused(request: Request, max_length: int, vocab_size: int | None = None) -> str | None:
+    """Why a request cannot be served within this length, with ids below `vocab_size`, or None."""
     length, new = len(request.prompt_ids), request.sampling.max_new_tokens
     if length == 0:
         return "the prompt has no tokens"
+    if new < 1:
+        return f"max_new_tokens is {new}, 1 or more are accepted"
+    outside = [int(i) for i in request.prompt_ids if vocab_size is not None and not 0 <= i < vocab_size]
+    if outside:
+        return f"the prompt holds token id {outside[0]}, the model knows 0 to {vocab_size - 1}"  # type: ignore[operator]
     if request.begun and len(request.begun) != len(request.seeds):
         return f"{len(request.begun)} begun attempts for {len(request.seeds)} seeds"
     if length + new > max_length:

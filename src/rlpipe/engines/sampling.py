@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rlpipe.errors import EngineError
+
 BLOCK = 256
 """Probabilities added up at a time: the sums of blocks find the block, and only that one is gone through."""
 
@@ -28,6 +30,9 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor,
 
     Returns:
         token ids `[B]` int64 and log-probs `[B]` float32.
+
+    Raises:
+        EngineError: a row's logits are not finite.
     """
     row = torch.arange(len(uniform), device=logits.device) if row is None else row
     weights = logits.float()
@@ -36,6 +41,8 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor,
     weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
     blocks = _in_blocks(weights)
     ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    if not bool(torch.isfinite(ends[:, -1]).all()):
+        raise EngineError("the model's logits are not finite", do="look for weights that are not: the policy may have diverged")
     greedy = (temperature == 0)[row]
     tokens = _inverse_cdf(blocks, ends, uniform, row).clamp(max=weights.shape[1] - 1)
     if bool(greedy.any()):
@@ -61,7 +68,7 @@ def _inverse_cdf(blocks: torch.Tensor, ends: torch.Tensor, uniform: torch.Tensor
 
 
 def _first_above(ends: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """`[B]` the first place in each row of `ends` `[B, n]` above the target; some place where logits were not finite."""
+    """`[B]` the first place in each row of `ends` `[B, n]` above the target."""
     return torch.searchsorted(ends, target[:, None], right=True)[:, 0].clamp(max=ends.shape[1] - 1)
 
 

@@ -46,22 +46,25 @@ class TorchEngine:
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self._queue: deque[Request] = deque()
         self._aborted: set[str] = set()
-        self._generating = False
+        self._waiting: set[str] = set()
+        self._generating = self._closed = False
         self._open(policy_folder)
 
     def load(self, weights_from: Path | Mapping[str, torch.Tensor]) -> None:
         """Replace the weights by those of a policy folder, or in place by named tensors.
 
         Raises:
-            EngineError: the tensors are not those of the model, attempts are running, or the engine was closed.
+            EngineError: the tensors are not those of the model, attempts are running, or the engine was closed. After a
+                folder that cannot be read the engine has no weights until another one is loaded.
         """
-        model = self.model
+        if self._closed:
+            raise EngineError("the engine is closed", do="open it again")
         if self._generating:
             raise EngineError("weights cannot change while attempts are running", do="read stream() to its end first")
         if isinstance(weights_from, Path):
             self._open(weights_from)
         else:
-            weights.replace(model, weights_from)
+            weights.replace(self.model, weights_from)
 
     def _open(self, policy_folder: Path) -> None:
         self._model: Any = None
@@ -77,7 +80,9 @@ class TorchEngine:
     @property
     def model(self) -> Any:
         if self._model is None:
-            raise EngineError("the engine is closed", do="open it again")
+            raise EngineError(
+                "the engine is closed" if self._closed else "the engine holds no weights", do="open it again" if self._closed else "load a policy"
+            )
         return self._model
 
     @property
@@ -87,10 +92,12 @@ class TorchEngine:
         return min(longest, self.config.max_tokens_in_flight or UNBOUNDED)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        self._queue.extend(requests)
+        for request in requests:
+            self._queue.append(request)
+            self._waiting.add(request.request_id)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        self._aborted.update(request_ids)
+        self._aborted.update(self._waiting.intersection(request_ids))
 
     def stream(self) -> Iterator[Completion]:
         self._generating = True
@@ -99,11 +106,12 @@ class TorchEngine:
                 chunk = [self._queue.popleft() for _ in range(min(self.config.chunk_groups, len(self._queue)))]
                 yield from self._generate(chunk)
             self._aborted.clear()
+            self._waiting.clear()
         finally:
             self._generating = False
 
     def _generate(self, chunk: Sequence[Request]) -> Iterator[Completion]:
-        errors = {id(request): refused(request, self.max_length) for request in chunk}
+        errors = {id(request): refused(request, self.max_length, self.model.config.vocab_size) for request in chunk}
         for request in chunk:
             if errors[id(request)]:
                 yield from unserved(request, "error", errors[id(request)])
@@ -118,12 +126,15 @@ class TorchEngine:
         if temperature <= 0:
             raise EngineError("log-probs need a temperature above 0", got=temperature)
         model, found = self.model, []
+        if any(len(ids) == 0 for ids in sequences):
+            raise EngineError("a sequence to be scored has no tokens", accepted="1 or more each")
         for rows in _batches(sequences):
             found.extend(padded.score(model, self.dtype, rows, temperature) if self._tree is None else self._tree.score(rows, temperature))
         return found
 
     def close(self) -> None:
         self._queue.clear()
+        self._closed = True
         self._model = self._tree = None
 
     def __enter__(self) -> Self:
