@@ -147,7 +147,7 @@ def test_settings_reach_the_command_line(tmp_path: Path) -> None:
 
 @needs_vllm
 @pytest.mark.vllm
-@pytest.mark.slow
+@pytest.mark.recipes
 def test_a_real_vllm_server_agrees_with_training_and_is_gone_when_killed(tmp_path: Path) -> None:
     """Cases A21, F04, F05: log-probs within 1e-4 in float32; a server killed under way fails the stream by name and leaves no process."""
     tiny_model(tmp_path / "0" / "modules" / "policy")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlpipe.engines import packed_linear
+from rlpipe.engines import llama_forward, packed_linear
 from rlpipe.engines.packed_linear import PackedHead, PackedLinear
 from rlpipe.errors import EngineError
 from rlpipe.policies import causal_lm
@@ -32,6 +32,9 @@ def prepare(model: Any, dtype: torch.dtype) -> None:
     """
     head: Any = model.get_output_embeddings()
     packs = packed_linear.available(model.device)
+    if packs and llama_forward.has_the_structure(model):
+        for attention in (layer.self_attn for layer in model.get_decoder().layers):
+            attention.q_proj, attention.k_proj, attention.v_proj = packed_linear.stacked([attention.q_proj, attention.k_proj, attention.v_proj], dtype)
     for parent, name, layer in list(_matrices(model)):
         if layer is head:
             continue
