@@ -28,8 +28,8 @@ run: install ## set up, then run the rounds of params.yaml on a real 135M model
 test: install-vllm ## set up, then run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 30
 
-test-recipes: install-vllm ## whole runs of shipped configs that take minutes
-	$(BIN)/python -m pytest -m recipes
+test-recipes: install-vllm ## whole runs, servers and trainings in processes of their own
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 -m recipes
 
 test-containers: install ## build the CPU images and run two rounds in containers
 	PYTHON=$(BIN)/python tests/containers/run.sh

@@ -160,6 +160,7 @@ def three_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], 
 
 
 @pytest.mark.deepspeed
+@pytest.mark.recipes
 @pytest.mark.parametrize(
     ("starter", "zero"), [("torchrun", {"zero_stage": 2, "offload": "optimizer"}), ("deepspeed", {"zero_stage": 3, "offload": "all"})], ids=str
 )
