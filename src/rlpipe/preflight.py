@@ -208,7 +208,10 @@ def _model_folder(folder: Path) -> Finding:
 
 def engine_answers(raw: Mapping[str, Any]) -> list[Finding]:
     """The server that generates, where it is a remote one: it answers and serves the model."""
-    engine = steps.config("rollout", raw).engine
+    try:
+        engine = steps.config("rollout", raw).engine
+    except ConfigError:
+        return []  # the check of the params names it
     if engine.type != "openai":
         return []
     from rlpipe.engines.openai_engine import served_model
