@@ -119,3 +119,7 @@ class PreflightError(RlpipeError):
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+
+
+BROKEN_IMPORT = (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError, AssertionError)
+"""What an optional library that does not fit the machine was seen to raise when imported."""

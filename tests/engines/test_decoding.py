@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlpipe.engines import Begun, Completion, Request, Sampling, Torch, decoding, padded, tree_model
+from rlpipe.engines.cached_attention import Pass, Unfit
 from rlpipe.engines.torch_engine import TorchEngine
-from rlpipe.engines.tree_attention import Pass, Unfit
 from rlpipe.errors import EngineError
 from rlpipe.policies import causal_lm
 from tests.factories import tiny_model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -163,36 +162,6 @@ def test_wrong_weights_and_a_cache_that_is_kept_are_refused(policies: list[Path]
 def test_more_copies_in_one_process_are_refused() -> None:
     with pytest.raises(ValidationError, match="data_parallel_size 2 needs served: server"):
         Vllm(data_parallel_size=2)
-
-
-STUBBED = """
-    import sys
-    from pathlib import Path
-    import numpy as np
-    from rlpipe.engines import Request, Sampling, Torch, Vllm
-    from rlpipe.errors import EngineError
-
-    policy = Path(sys.argv[1])
-    with Torch().open(policy, 1) as engine:
-        engine.submit([Request("a", np.array([1, 2], dtype=np.int32), (1,), Sampling(3, 1.0))])
-        assert len(list(engine.stream())) == 1
-    try:
-        Vllm().open(policy, 1)
-    except EngineError as error:
-        sys.stdout.write(str(error))
-"""
-
-
-def test_f11_broken_optional_packages_leave_the_cpu_path_alone(tmp_path: Path) -> None:
-    tiny_model(tmp_path / "policy" / "modules" / "policy")
-    for name in ("deepspeed", "vllm"):
-        (tmp_path / "stubs" / name).mkdir(parents=True)
-        (tmp_path / "stubs" / name / "__init__.py").write_text("raise RuntimeError('no CUDA runtime\\nfound')\n")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'stubs'}{os.pathsep}{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(STUBBED), str(tmp_path / "policy")]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout == ("vllm does not import; got RuntimeError: no CUDA runtime found; do: run `make install-vllm`, or set engine.type: torch")
 
 
 def test_engine_configs_import_neither_torch_nor_vllm() -> None:

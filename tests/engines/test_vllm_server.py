@@ -120,6 +120,7 @@ def test_f04_a_guard_that_was_killed_leaves_nothing_after_close() -> None:
     wait_for(lambda: server.process.poll() is not None)
     server.close()
     wait_for(lambda: group(server.process.pid) == set())
+    assert server.process.returncode == -signal.SIGKILL
 
 
 def test_settings_reach_the_command_line(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from rlpipe.engines.cached_attention import Pass
 from rlpipe.engines.packed_linear import PackedLinear, StackedLinear, product
-from rlpipe.engines.tree_attention import Pass
 
 FAMILIES = ("llama", "mistral", "qwen2")
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from rlpipe.engines.cached_attention import Fresh, Layout, Part, Pass, Written
 from rlpipe.engines.kv_store import Store
-from rlpipe.engines.tree_attention import Fresh, Layout, Part, Pass, Written
 
 
 @dataclass(eq=False, slots=True)

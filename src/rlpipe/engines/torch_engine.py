@@ -6,7 +6,6 @@ equal submissions give equal bytes. Nothing that was computed outlives its chunk
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from rlpipe.engines import decoding, padded, tree_attention, weights
+from rlpipe.engines import cached_attention, decoding, padded, weights
 from rlpipe.engines.base import Completion, Request, refused, unserved
+from rlpipe.engines.cached_attention import Unfit
 from rlpipe.engines.stopping import Ending, end_ids
-from rlpipe.engines.tree_attention import Unfit
 from rlpipe.engines.tree_model import TOKENS_PER_PASS, TreeModel
 from rlpipe.errors import EngineError
+from rlpipe.policies.device import num_cores
 
 if TYPE_CHECKING:
     from rlpipe.engines import Torch
@@ -40,8 +40,8 @@ class TorchEngine:
     """
 
     def __init__(self, config: Torch, policy_folder: Path, threads: int = 0) -> None:
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-        tree_attention.register()
+        torch.set_num_threads(threads or num_cores())
+        cached_attention.register()
         self.config = config
         self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self._queue: deque[Request] = deque()

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlpipe.engines import tree_attention
+from rlpipe.engines import cached_attention
+from rlpipe.engines.cached_attention import Pass, Unfit
 from rlpipe.engines.kv_store import Store
 from rlpipe.engines.llama_forward import LlamaForward
 from rlpipe.engines.runs import Decoding, Piece, Run, fresh_runs, prefill
-from rlpipe.engines.tree_attention import Pass, Unfit
 
 TOKENS_PER_PASS = 2048
 """Most tokens of one forward: bounds what a prefill of long prompts takes."""
@@ -93,7 +93,7 @@ class TreeModel:
         self._use("sdpa")
         with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             expected = self.module(torch.from_numpy(ids).to(self.device)[None], use_cache=False).logits[0].float().softmax(-1)
-        self._use(tree_attention.NAME)
+        self._use(cached_attention.NAME)
         if self.direct is not None and self._gap(ids, expected) <= self._tolerance:
             return
         self.direct = None

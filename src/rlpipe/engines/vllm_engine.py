@@ -17,6 +17,7 @@ from rlpipe.engines import probe
 from rlpipe.engines.base import Completion, Request, refused, unserved
 from rlpipe.engines.served import Asked, Ends, attempts, ends_of, folder_only, plain_weights
 from rlpipe.errors import EngineError
+from rlpipe.policies.device import num_cores
 
 if TYPE_CHECKING:
     import torch
@@ -237,7 +238,7 @@ def _started(vllm: Any, config: Vllm, model: Path, threads: int) -> Any:
     finally:
         # vLLM on a CPU replaces this function by one that does nothing, for the whole process; the trainer needs it.
         torch.set_num_threads = set_num_threads
-        torch.set_num_threads(threads or os.cpu_count() or 1)
+        torch.set_num_threads(threads or num_cores())
 
 
 @contextmanager

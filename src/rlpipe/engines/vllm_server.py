@@ -24,6 +24,7 @@ from rlpipe.engines.openai_client import Client
 from rlpipe.engines.openai_engine import OpenAIEngine
 from rlpipe.engines.served import folder_only, plain_weights
 from rlpipe.errors import EngineError
+from rlpipe.policies.device import num_cores
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +140,7 @@ class VllmServerEngine(OpenAIEngine):
     def _start(self, model: Path, key: str, tries: int = PORT_TRIES) -> tuple[Server, str]:
         """A server that is up, and its base address."""
         environ = ENVIRONMENT | {"VLLM_API_KEY": key, "VLLM_CPU_KVCACHE_SPACE": str(self.vllm.kv_cache_gib)}
-        environ |= {"OMP_NUM_THREADS": str(self.threads or os.cpu_count() or 1)}
+        environ |= {"OMP_NUM_THREADS": str(self.threads or num_cores())}
         port = _free_port()
         self._server = server = Server(command(self.vllm, model, port), environ)
         try:

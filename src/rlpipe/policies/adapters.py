@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlpipe import artifact, seeds
-from rlpipe.errors import ConfigError, EngineError
+from rlpipe.errors import BROKEN_IMPORT, ConfigError, EngineError
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +30,6 @@ PREFIX = "base_model.model."
 """What peft puts before the names of the base's modules in its files."""
 NAME = "default"
 """What peft calls an adapter that was given no name."""
-BROKEN_IMPORT = (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError, AssertionError)
-"""What an optional library that does not fit the machine was seen to raise when imported."""
 
 
 def adapter_folder(folder: Path) -> Path | None:

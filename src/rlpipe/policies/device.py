@@ -1,4 +1,4 @@
-"""Where tensors live."""
+"""Where tensors live, and what computes."""
 
 from __future__ import annotations
 
@@ -16,3 +16,10 @@ def device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def num_cores() -> int:
+    """Cores this process may use: its affinity, which a container may narrow, not what the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlpipe import artifact
 from rlpipe.errors import NoSignalError
 from rlpipe.policies import causal_lm, evaluation, fitness
+from rlpipe.policies.device import num_cores
 from rlpipe.step import Report
 from rlpipe.train.backends import Backend
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
@@ -47,7 +47,7 @@ def fit(
     """
     import torch
 
-    torch.set_num_threads(config.run.threads or max(1, (os.cpu_count() or 1) // ranks.per_node))
+    torch.set_num_threads(config.run.threads or max(1, num_cores() // ranks.per_node))
     groups = list(groups)
     start = find_start(policy_in, evaluation_in, config.start_from)
     reference = Reference(config, policy_in, start, ranks)

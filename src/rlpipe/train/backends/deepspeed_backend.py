@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from rlpipe.errors import EngineError
+from rlpipe.errors import BROKEN_IMPORT, EngineError
 from rlpipe.params import Section
 from rlpipe.policies import causal_lm
 from rlpipe.policies.causal_lm import Evaluation
@@ -23,9 +23,6 @@ from rlpipe.train.ranks import ALONE, Ranks, exchange
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-BROKEN_IMPORT = (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError, AssertionError)
-"""What an optional library that does not fit the machine was seen to raise when imported."""
 LOWEST_STAGE = {"none": 0, "optimizer": 1, "all": 3}
 """The ZeRO stage from which on each `offload` is possible."""
 BUCKET = 50_000_000

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rlpipe.errors import EngineError
 from rlpipe.params import PositiveInt, Section
+from rlpipe.policies.device import num_cores
 from rlpipe.step import Report
 from rlpipe.train import job as jobs
 from rlpipe.train.launchers.base import QUIET, STARTERS, WORKER, Tail, ended_by_signal, report_of, too_late
@@ -69,7 +70,7 @@ class Local(Section):
     def _wait(self, file: Path, threads: int, tail: Tail) -> str | None:
         """How the ranks failed, if they did."""
         command = [sys.executable, *STARTERS[self.starter](self.num_processes), WORKER, str(file)]
-        threads = threads or max(1, (os.cpu_count() or 1) // self.num_processes)
+        threads = threads or max(1, num_cores() // self.num_processes)
         environ = {**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads)}
         process = _started(command, environ)
         reader = threading.Thread(target=_pass_on, args=(process, tail), daemon=True)
