@@ -90,7 +90,7 @@ class _Read(torch.autograd.Function):
             if reading.entropy or rows.stop <= len(kept):
                 probabilities = torch.exp(logprobs, out=logits)
                 if reading.entropy:
-                    entropy[rows] = -torch.linalg.vecdot(probabilities, logprobs)
+                    entropy[rows] = -logprobs.mul_(probabilities).sum(-1)  # in place: a new product would cost more than the sum
                 if rows.stop <= len(kept):
                     kept[rows] = probabilities
                     kept[rows].flatten().index_fill_(0, own, 0)
@@ -107,8 +107,8 @@ class _Read(torch.autograd.Function):
             sums = _of_pairs(ctx.needs_input_grad, own, hidden, weight, bias, reading)
             narrow = reading.narrow or weight.dtype
             narrow_hidden, narrow_weight, scaled = hidden.to(narrow), weight.to(narrow), (hidden * total).to(narrow)
-            for rows, pairs in _chunks(len(hidden), len(weight), reading):
-                others = _others(narrow_hidden, narrow_weight, bias, normalizer, reading, rows, pairs) if rows.stop > len(kept) else kept[rows]
+            for rows, pairs in [(slice(0, len(kept)), None), *_chunks(len(hidden), len(weight), reading, len(kept))]:
+                others = kept if pairs is None else _others(narrow_hidden, narrow_weight, bias, normalizer, reading, rows, pairs)
                 if sums[0] is not None:
                     sums[0][rows] -= torch.mm(others, narrow_weight) * total[rows]
                 if sums[1] is not None:
@@ -163,9 +163,9 @@ def _chunk(size: int) -> int:
     return max(1, CHUNK_BYTES // (4 * size))
 
 
-def _chunks(num: int, size: int, reading: Reading) -> Iterator[tuple[slice, slice]]:
-    """Positions whose logits fit `CHUNK_BYTES`, with their pairs."""
-    starts = list(range(0, num, _chunk(size)))
+def _chunks(num: int, size: int, reading: Reading, first: int = 0) -> Iterator[tuple[slice, slice]]:
+    """Positions from the `first` on whose logits fit `CHUNK_BYTES`, with their pairs."""
+    starts = list(range(first, num, _chunk(size)))
     pairs = [*torch.searchsorted(reading.rows, torch.tensor(starts, device=reading.rows.device)).tolist(), len(reading.rows)]
     for number, start in enumerate(starts):
         yield slice(start, min(start + _chunk(size), num)), slice(pairs[number], pairs[number + 1])

@@ -20,7 +20,7 @@ Packing = Literal["prefix", "none"]
 """Whether sequences share positions or every one gets its own row."""
 
 TILE_SIZES = (32, 64, 128)
-TILE_COST = 512
+TILE_COST = 2048
 """What a tile costs beside its query-key pairs, in pairs; measured for 9 heads of 64 on a CPU."""
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rlpipe import artifact
 from rlpipe.errors import NoSignalError
-from rlpipe.policies import causal_lm, evaluation, fitness
-from rlpipe.policies.device import num_cores
+from rlpipe.policies import causal_lm, evaluation, fitness, layers
+from rlpipe.policies.device import keep_freed_memory, num_cores
 from rlpipe.step import Report
 from rlpipe.train.backends import Backend
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
@@ -69,6 +69,8 @@ def fit(
 def open_backend(config: Config, start: Start, groups: Iterable[Group], ranks: Ranks = ALONE) -> Backend:
     """The backend with the start's weights and, where it is kept, its optimizer state."""
     module = load_trainable(start.folder, config.trainable, config.run.seed)
+    layers.shorten(module)
+    keep_freed_memory()
     shared = config.packing == "prefix"
     fitness.check_window(module, max(len(trajectory.token_ids) for group in groups for trajectory in group), shared)
     fitness.check_evaluation(module, shared)
