@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from rlpipe.policies.head import factors_in
+
 
 def available(device: torch.device) -> bool:
     """Whether this build of torch has oneDNN's packed products for the device."""
@@ -93,15 +95,17 @@ def stacked(layers: Sequence[Any], dtype: torch.dtype) -> list[StackedLinear]:
 
 
 class PackedHead:
-    """A head's forward with a packed copy of its weight, which may be tied to the embedding and stays."""
+    """A head's forward with a packed copy of its weight, which may be tied to the embedding and stays; `dtype` is the engine's."""
 
-    def __init__(self, head: Any) -> None:
-        self.head = head
+    def __init__(self, head: Any, dtype: torch.dtype) -> None:
+        self.head, self.dtype = head, dtype
         self.pack()
 
     def pack(self) -> None:
         """Copy the head's weight again."""
-        self._packed = _packed(self.head.weight, self.head.weight.dtype)
+        with factors_in(self.dtype):
+            self._packed = _packed(self.head.weight, self.head.weight.dtype)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        return product(hidden.to(self.head.weight.dtype), self._packed, self.head.bias)
+        with factors_in(self.dtype):
+            return product(hidden.to(self.head.weight.dtype), self._packed, self.head.bias)

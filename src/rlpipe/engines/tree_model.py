@@ -51,7 +51,8 @@ class TreeModel:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[R, V]` float32 of hidden states `[R, H]`."""
-        return self.module.get_output_embeddings()(hidden.contiguous()).float()
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            return self.module.get_output_embeddings()(hidden.contiguous()).float()
 
     def score(self, rows: Sequence[np.ndarray], temperature: float) -> list[np.ndarray]:
         """`[T]` float32 log-probs per row by one forward of all of them, unpadded; NaN at 0."""

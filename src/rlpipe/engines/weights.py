@@ -43,7 +43,7 @@ def prepare(model: Any, dtype: torch.dtype) -> None:
         elif dtype != torch.float32:
             layer.to(dtype)
     if packs and type(head) is torch.nn.Linear:
-        vars(head)["forward"] = PackedHead(head)
+        vars(head)["forward"] = PackedHead(head, dtype)
 
 
 def _matrices(model: Any) -> Iterator[tuple[Any, str, Any]]:

@@ -109,8 +109,8 @@ def attention(
     if changed:
         raise ConfigError("packed rows need plain attention", got=f"attention with {', '.join(changed)}", do="set train.packing: none")
     # under autocast rotation leaves queries and keys in float32; values are in the precision of products
-    by_position = [each[0].transpose(0, 1).to(value.dtype) for each in (query, key, value)]
-    return attend(*by_position, tree, settings.get("scaling"))[None], None
+    asking, seen, values = (each[0].transpose(0, 1).to(value.dtype) for each in (query, key, value))
+    return attend(asking, seen, values, tree, settings.get("scaling"))[None], None
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float | None = None) -> torch.Tensor:
@@ -137,8 +137,8 @@ class _TreeAttention(torch.autograd.Function):
         ctx.tree, ctx.scale = tree, query.shape[2] ** -0.5 if scale is None else scale
         masks = tree.masks_of(query.dtype, query.shape[1] // key.shape[1])
         outputs = [
-            _attend(query.index_select(0, queries.flatten()), *(each.index_select(0, keys.flatten()) for each in (key, value)), mask, shape, ctx.scale)
-            for queries, keys, mask, shape in zip(tree.queries, tree.keys, masks, tree.shapes, strict=True)
+            _attend(query.index_select(0, asking.flatten()), key.index_select(0, seen.flatten()), value.index_select(0, seen.flatten()), mask, shape, ctx.scale)
+            for asking, seen, mask, shape in zip(tree.queries, tree.keys, masks, tree.shapes, strict=True)
         ]
         return torch.cat(outputs).index_select(0, tree.place)
 
@@ -153,9 +153,9 @@ class _TreeAttention(torch.autograd.Function):
             of_query = torch.empty_like(asked)
             of_key, of_value = (torch.zeros(each.shape, dtype=wide, device=each.device) for each in (key, value))
             for part in ctx.tree.parts_of(wide, heads, groups):
-                inputs = [each.index_select(0, part.queries).view(*part.shape[:2], -1, width) for each in (asked, gradient)]
-                seen = [each.index_select(0, part.keys).view(*part.shape[:2], -1, width) for each in (key, value)]
-                found = _gradients(*inputs, *seen, part, ctx.scale)
+                asking, of_output = (each.index_select(0, part.queries).view(*part.shape[:2], -1, width) for each in (asked, gradient))
+                keys, values = (each.index_select(0, part.keys).view(*part.shape[:2], -1, width) for each in (key, value))
+                found = _gradients(asking, of_output, keys, values, part, ctx.scale)
                 of_query.index_copy_(0, part.queries, found[0].view(-1, asked.shape[1]))
                 of_key.index_add_(0, part.keys, found[1].view(-1, width).to(wide))
                 of_value.index_add_(0, part.keys, found[2].view(-1, width).to(wide))
@@ -176,7 +176,7 @@ def _gradients(
     scores.view(groups, tiles, num_queries, -1, num_keys).add_(part.mask)
     weights = torch.softmax(scores, -1)
     of_weights = torch.matmul(gradient, value.transpose(-1, -2)).to(wide)
-    of_scores = torch._softmax_backward_data(of_weights, weights, -1, wide).to(query.dtype)  # noqa: SLF001
+    of_scores = torch._softmax_backward_data(of_weights, weights, -1, wide).to(query.dtype)
     of_value = torch.matmul(weights.to(query.dtype).transpose(-1, -2), gradient)
     return torch.matmul(of_scores, key).mul_(scale), torch.matmul(of_scores.transpose(-1, -2), query).mul_(scale), of_value
 
