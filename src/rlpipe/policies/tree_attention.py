@@ -60,8 +60,8 @@ class Tree:
             step = max(1, SCORES // (heads * num_queries * num_keys))
             for start in range(0, tiles, step):
                 chosen = slice(start, start + step)
-                rows = (_by_head(each[chosen], groups, len(self.place)) for each in (queries, keys))
-                yield Part(*rows, _additive(visible[chosen], dtype)[:, :, None], (groups, len(queries[chosen]), num_queries, num_keys))
+                asking, seen = (_by_head(each[chosen], groups, len(self.place)) for each in (queries, keys))
+                yield Part(asking, seen, _additive(visible[chosen], dtype)[:, :, None], (groups, len(queries[chosen]), num_queries, num_keys))
 
 
 @dataclass(frozen=True, slots=True)
