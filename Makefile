@@ -38,7 +38,7 @@ images: ## build the image of every component; BASE=gpu|cpu PREFIX=registry/fold
 	BASE='$(BASE)' PREFIX='$(PREFIX)' TAG='$(TAG)' EXTRA='$(EXTRA)' tools/images.sh
 
 bench: $(VENV)/.installed-bench ## side by side with TRL, transformers and vLLM into benchmarks/results.md; 3 hours on 2 quiet cores
-	for name in rollout update memory time_to_reward; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results.md || exit 1; done
+	for name in rollout update memory ranks time_to_reward; do $(BIN)/python benchmarks/$$name.py --results benchmarks/results.md || exit 1; done
 
 $(VENV)/.installed-bench: $(VENV)/.installed-vllm tools/install.sh
 	sh tools/install.sh $(VENV) $(CONSTRAINTS) bench

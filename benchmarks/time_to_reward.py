@@ -183,7 +183,7 @@ def measure(options: argparse.Namespace, place: Path) -> str:
     base = {name: getattr(options, name) for name in ("threads", "limit", "every", "target", "quick")}
     base |= {"max_steps": 1 if options.quick else 1000, "held_out": 8 if options.quick else HELD_OUT}
     sides = [side for side in options.rows if side != "trl" or not trl_peer.WHY_NOT]
-    rates, seeds = (options.rates[:1], SEEDS[:1]) if options.quick else (options.rates, SEEDS)
+    rates, seeds = (options.rates[:1], SEEDS[:1]) if options.quick else (options.rates, tuple(options.seeds))
     tuned = {(side, rate): run_child({**base, "side": side, "rate": rate, "seed": 0}, place) for rate in rates for side in sides}
     best = {side: min(rates, key=lambda rate: _order(tuned[side, rate])) for side in sides}
     last = {(side, seed): run_child({**base, "side": side, "rate": best[side], "seed": seed}, place) for seed in seeds for side in sides}
@@ -218,6 +218,7 @@ def main() -> None:
         return
     options_of = parser(__doc__, ROWS)
     options_of.add_argument("--rates", nargs="+", type=float, default=list(RATES), help="learning rates of both sides")
+    options_of.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="of the runs at each side's best rate")
     options_of.add_argument("--limit", type=float, default=600.0, help="seconds of training after which a run is stopped")
     options_of.add_argument("--every", type=int, default=2, help="steps between two evaluations")
     options_of.add_argument("--target", type=float, default=0.8, help="held-out greedy accuracy")

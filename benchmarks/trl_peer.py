@@ -43,37 +43,45 @@ def trainer(
     logging.getLogger("trl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "TRL currently supports vLLM")  # which it does not use here
     warnings.filterwarnings("ignore", "You are using 'rollout_func'")
-    from trl import GRPOConfig
-
     model = AutoModelForCausalLM.from_pretrained(module, dtype=torch.float32, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(module, local_files_only=True, padding_side="left")
     if stop_ids:
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, *stop_ids]
-    config = GRPOConfig(
+    config = _config(
         output_dir=str(scratch),
-        use_cpu=not torch.cuda.is_available(),
-        bf16=True,
-        beta=0.0,
-        num_generations=ATTEMPTS,
         max_completion_length=max_new_tokens,
         per_device_train_batch_size=rows_per_forward,
         gradient_accumulation_steps=prompts_per_step * ATTEMPTS // rows_per_forward,
         gradient_checkpointing=checkpointing,
         learning_rate=learning_rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
         max_steps=max_steps,
         shuffle_dataset=shuffle,
         seed=seed,
+    )
+    return _timed_trainer()(
+        model=model, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer, rollout_func=rollout
+    )
+
+
+def _config(**settings: Any) -> Any:
+    """What every comparison has in common: all weights in bfloat16 autocast, plain GRPO, nothing written."""
+    import torch
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        use_cpu=not torch.cuda.is_available(),
+        bf16=True,
+        beta=0.0,
+        num_generations=ATTEMPTS,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
         temperature=1.0,
         report_to="none",
         logging_strategy="no",
         save_strategy="no",
         disable_tqdm=True,
         dataloader_pin_memory=False,
-    )
-    return _timed_trainer()(
-        model=model, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer, rollout_func=rollout
+        **settings,
     )
 
 

@@ -13,18 +13,7 @@ from rlpipe.engines.cached_attention import Pass, Unfit
 from rlpipe.engines.torch_engine import TorchEngine
 from rlpipe.errors import EngineError
 from rlpipe.policies import causal_lm
-from tests.factories import tiny_model
-
-FAMILIES = ("llama", "qwen2", "gpt2", "mistral")
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("policies")
-    for family in FAMILIES:
-        tiny_model(root / family / "modules" / "policy", family)
-    tiny_model(root / "other" / "modules" / "policy", seed=1)
-    return {path.name: path for path in root.iterdir()}
+from tests.engines.conftest import FAMILIES
 
 
 def engine_of(policy: Path, **config: object) -> TorchEngine:

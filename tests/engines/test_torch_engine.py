@@ -14,17 +14,8 @@ from rlpipe.engines.padded import left_padded
 from rlpipe.engines.sampling import draw, uniforms
 from rlpipe.errors import ConfigError, EngineError
 from rlpipe.policies import causal_lm
+from tests.engines.conftest import FAMILIES
 from tests.factories import tiny_model
-
-FAMILIES = ("llama", "qwen2", "gpt2", "mistral")
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("policies")
-    for family in FAMILIES:
-        tiny_model(root / family / "modules" / "policy", family)
-    return {family: root / family for family in FAMILIES}
 
 
 def ids(*tokens: int) -> np.ndarray:

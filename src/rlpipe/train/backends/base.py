@@ -69,13 +69,16 @@ class Backend(Protocol):
         """Clip, step, and forget the gradients; returns their norm before the clip. Nothing moves if that is not finite."""
 
     def optimizer_state(self) -> tuple[dict[str, torch.Tensor], int]:
-        """Moments as `exp_avg/<parameter>` and `exp_avg_sq/<parameter>`, in the width they are held in, and the steps taken."""
+        """Moments as `exp_avg/<parameter>` and `exp_avg_sq/<parameter>`, in the width they are held in, and the steps taken.
+
+        Called on every rank; only the first is sure to get the moments.
+        """
 
     def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor], num_steps: int) -> None:
         """Go on from a state as `optimizer_state` returned it, whichever backend that was, in the width this one holds."""
 
     def whole_weights(self) -> AbstractContextManager[Any]:
-        """Inside, `module` holds every weight whole, on every rank."""
+        """Inside, `module` holds every weight whole, at least on the first rank; entered on every rank."""
 
     def close(self) -> None:
         """Let go of what belongs to the process."""
