@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rlpipe.policies import causal_lm
+from rlpipe.policies import causal_lm, layers
 from rlpipe.policies.evaluation import checkpoint_activations
 from rlpipe.policies.packing import Batch, collate, pack
 from rlpipe.train.backends import AdamW, Backend, DeepSpeed
@@ -43,6 +44,7 @@ def batches() -> list[Batch]:
 def opened(folder: Path, trainable: dict[str, Any] = ALL, *, dtype: str = "float32", checkpointing: bool = False, **backend: Any) -> Iterator[Backend]:
     settings = config(backend={"dtype": dtype, **backend}, trainable=trainable)
     module = load_trainable(folder, settings.trainable, seed=0)
+    layers.shorten(module)
     if checkpointing:
         checkpoint_activations(module)
     holder = settings.backend.open(module, ADAMW)
@@ -117,13 +119,14 @@ def test_a_stage_gives_torchs_losses_and_state_moves_both_ways(
         assert curve(backend, batches, 3) == pytest.approx(expected[20:], abs=1e-4)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_zero_3_trains_an_adapter_and_computes_activations_again(start: Path, batches: list[Batch], dtype: str) -> None:
+def test_a_stage_trains_an_adapter_and_computes_activations_again(start: Path, batches: list[Batch], dtype: str, stage: int) -> None:
     pytest.importorskip("peft")
     adapter = {"type": "lora", "rank": 2}
     with opened(start, adapter, dtype=dtype, **TORCH) as backend:
         expected = curve(backend, batches, 6)
-    with opened(start, adapter, dtype=dtype, checkpointing=True, type="deepspeed", zero_stage=3) as backend:
+    with opened(start, adapter, dtype=dtype, checkpointing=True, type="deepspeed", zero_stage=stage) as backend:
         assert curve(backend, batches, 6) == pytest.approx(expected, abs=1e-4 if dtype == "float32" else 1e-2)
         assert all("lora" in name for name in backend.parameters)  # type: ignore[attr-defined]
 
@@ -156,3 +159,13 @@ def test_offload_reaches_deepspeed(start: Path) -> None:
         assert (zero.offload_optimizer.device, zero.offload_param.device, zero.reduce_bucket_size) == ("cpu", "cpu", BUCKET)
         assert (backend.optimizer.offload_optimizer, backend.optimizer.offload_param) == (True, True)  # type: ignore[attr-defined]
         assert type(backend._inner) is torch.optim.AdamW  # type: ignore[attr-defined]
+
+
+@pytest.mark.recipes
+@pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its optimizer with g++")
+def test_a_compiled_optimizer_gives_torchs_losses(start: Path, batches: list[Batch]) -> None:
+    with opened(start, **TORCH) as backend:
+        expected = curve(backend, batches, 6)
+    with opened(start, type="deepspeed", zero_stage=2, offload="optimizer", compile_ops=True) as backend:
+        assert curve(backend, batches, 6) == pytest.approx(expected, abs=1e-4)
+        assert type(backend._inner).__name__ == "DeepSpeedCPUAdam"  # type: ignore[attr-defined]
