@@ -13,6 +13,7 @@ from pathlib import Path
 from rlpipe import cli_kubeflow, layout
 from rlpipe.errors import INTERRUPTED, RlpipeError, StorageError
 from rlpipe.logs import quiet
+from rlpipe.stopping import TERMINATED, Terminated, terminating
 
 _BEGAN = time.monotonic()
 
@@ -43,6 +44,7 @@ EXIT_CODES = """exit codes:
   14   a run on Kubeflow was cancelled
   15   preflight: something the run needs is not there
   130  interrupted by Ctrl-C; the same command goes on
+  143  ended by SIGTERM; the same command goes on
 """
 
 
@@ -52,11 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser(argv).parse_args(argv)
     quiet(options.debug)
     try:
-        return int(options.command(options) or 0)
+        with terminating():
+            return int(options.command(options) or 0)
     except RlpipeError as error:
         return _failed(error, error.exit_code, options.debug)
-    except KeyboardInterrupt as error:
-        return _failed(error, INTERRUPTED, options.debug, "interrupted; nothing unfinished is believed; do: the same command goes on")
+    except (KeyboardInterrupt, Terminated) as error:
+        word, code = ("terminated", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
+        return _failed(error, code, options.debug, f"{word}; nothing unfinished is believed; do: the same command goes on")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -43,6 +43,7 @@ def watch(seconds: float, what: str, do: str, told: Callable[[DeadlineError], No
     # forked twice, so that the watcher is nobody's child and no step takes it for one of its own
     if os.fork() == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with suppress(ProcessLookupError):
             _watch(step, parent, ends, lambda: told(DeadlineError(f"{what} took longer than {seconds:g} s", do=do)))
     os._exit(0)

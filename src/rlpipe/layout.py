@@ -28,7 +28,7 @@ EVAL_TASKS = Path("tasks/eval.jsonl")
 REPORTS = Path("reports")
 RUN_REPORT = REPORTS / "run.json"
 
-CORE = ("artifact.py", "columns.py", "dataset.py", "params.py", "seeds.py", "step.py", "tasks.py", "trajectory.py", "verdict.py")
+CORE = ("artifact.py", "chunks.py", "columns.py", "dataset.py", "params.py", "seeds.py", "step.py", "tasks.py", "trajectory.py", "verdict.py")
 CODE = {
     "model": ("policies", "reasoning_gym_tasks.py", "task_sources.py", "testbeds"),
     "tasks": ("reasoning_gym_tasks.py", "task_sources.py"),

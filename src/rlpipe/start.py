@@ -34,7 +34,7 @@ def run(config: Config, *, model: In, train_tasks: In, eval_tasks: In, policy: O
     make_policy(model, policy)
     artifact.write_json(progress / PROGRESS, initial_progress())
     task_history.empty(history)
-    measured = measure(config, policy, held_out, round_index)
+    measured = measure(config, policy, held_out, round_index, evaluation)
     content = verdict.write(config, evaluation, measured, artifact.folder_fingerprint(policy), None, round_index)
     return Report(numbers=verdict.numbers(content), facts={"policy_version": measured.policy_version})
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlpipe import artifact, params, tasks
+from rlpipe import artifact, chunks, params, tasks
 from rlpipe.engines import Torch
 from rlpipe.errors import ConfigError
 from rlpipe.evaluate import results, verdict
@@ -20,6 +21,7 @@ from rlpipe.params import Run, Stop
 from rlpipe.reward.digit_share import DigitShare
 from rlpipe.step import Report
 from rlpipe.tasks import Task
+from rlpipe.trajectory import Trajectory
 from tests.factories import tiny_policy
 
 CONFIG = Config(
@@ -53,17 +55,17 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [tiny_policy(root / str(seed), seed=seed, version=seed) for seed in (0, 1)]
 
 
-def test_a59_every_task_is_evaluated_whatever_the_chunk(policies: list[Path]) -> None:
-    found = measure(CONFIG, policies[0], seven_tasks(), 1)
+def test_a59_every_task_is_evaluated_whatever_the_chunk(policies: list[Path], tmp_path: Path) -> None:
+    found = measure(CONFIG, policies[0], seven_tasks(), 1, tmp_path / "a")
     assert [row.task_id for row in found.results] == [f"t{i}" for i in range(7)]
     assert all(row.attempts == 3 and row.correct is not None and row.num_tokens for row in found.results)
-    whole = measure(CONFIG.model_copy(update={"chunk_groups": 7}), policies[0], seven_tasks(), 1)
+    whole = measure(CONFIG.model_copy(update={"chunk_groups": 7}), policies[0], seven_tasks(), 1, tmp_path / "b")
     assert [(row.completion, row.attempts_correct) for row in whole.results] == [(row.completion, row.attempts_correct) for row in found.results]
 
 
-def test_a_prompt_over_the_models_length_is_unscored_not_wrong(policies: list[Path]) -> None:
+def test_a_prompt_over_the_models_length_is_unscored_not_wrong(policies: list[Path], tmp_path: Path) -> None:
     listed = [*seven_tasks(), Task(task_id="long", prompt="1" * 125, reference="1")]
-    found = measure(CONFIG, policies[0], listed, 1)
+    found = measure(CONFIG, policies[0], listed, 1, tmp_path)
     assert found.results[7] == TaskResult("long", None, "", None, 0, 0, "prompt of 125 tokens, model length 128")
     numbers = results.metrics(found.results, (1,))
     assert (numbers["num_eval_tasks"], numbers["num_unscored"]) == (8, 1)
@@ -136,6 +138,31 @@ def test_the_step_writes_the_same_bytes_twice(policies: list[Path], tmp_path: Pa
     assert set(content["pass_at"]) == {"1", "3"}
     assert report.numbers["policy_version"] == 1
     assert report.numbers["num_eval_tasks"] == 7
+
+
+@pytest.mark.parametrize("num_written", [0, 1, 2, 3])
+def test_a_killed_evaluation_goes_on_after_the_tasks_it_finished(
+    policies: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_written: int
+) -> None:
+    evaluation(CONFIG, tmp_path / "0", measured(*[False] * 7, version=0), None, 0)
+    artifact.write_manifest(tmp_path / "0")
+    evaluate(policies[1], tmp_path / "0", tmp_path / "whole")
+    written: list[str] = []
+    write = chunks.write
+
+    def killed(path: Path, rows: Iterable[Trajectory]) -> None:
+        if len(written) == num_written:
+            raise KeyboardInterrupt
+        written.append(f"{path.parent.parent.name}/{path.stem}")
+        write(path, rows)
+
+    monkeypatch.setattr(chunks, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(policies[1], tmp_path / "0", tmp_path / "killed")
+    num_written = 4
+    evaluate(policies[1], tmp_path / "0", tmp_path / "killed")
+    assert written == ["greedy/chunk-00000", "greedy/chunk-00001", "sampled/chunk-00000", "sampled/chunk-00001"]
+    assert artifact.fingerprint(tmp_path / "killed") == artifact.fingerprint(tmp_path / "whole")
 
 
 def test_once_the_goal_is_met_the_evaluation_is_passed_on(policies: list[Path], tmp_path: Path) -> None:

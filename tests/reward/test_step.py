@@ -4,7 +4,7 @@ import pytest
 
 from rlpipe import artifact, dataset
 from rlpipe.errors import ArtifactError, ScorerError
-from rlpipe.reward import history, sandbox, step
+from rlpipe.reward import history, sandbox, scoring, step
 from rlpipe.reward.group_filters.zero_signal import ZeroSignal
 from rlpipe.reward.history import TaskHistory
 from rlpipe.step import Report
@@ -128,3 +128,44 @@ def test_an_unfinished_input_is_refused(tmp_path):
 def test_zero_signal_looks_at_the_spread_of_scored_totals(totals, tolerance, kept):
     members = tuple(trajectory(index=i, reward=total) for i, total in enumerate(totals))
     assert ZeroSignal(tolerance=tolerance)(Group("g0", members)).keep is kept
+
+
+class Judged:
+    """Counts the rows that were given to the scorer, and dies at the second batch while `dies` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[int] = []
+        self.dies = True
+        judge = scoring.Scorer.judge
+
+        def counted(scorer, rows, tasks):
+            if self.dies and len(self.batches) == 1:
+                raise KeyboardInterrupt
+            self.batches.append(len(rows))
+            return judge(scorer, rows, tasks)
+
+        monkeypatch.setattr(scoring.Scorer, "judge", counted)
+
+
+def test_a_killed_step_scores_no_batch_twice(tmp_path, monkeypatch):
+    config = section(EXACT, batch_rows=2)
+    whole = score(tmp_path / "whole", config, GROUPS)
+    judged = Judged(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        score(tmp_path / "killed", config, GROUPS)
+    judged.dies = False
+    assert score(tmp_path / "killed", config, GROUPS) == whole
+    assert judged.batches == [3, 2, 2]
+    for name in ("scored", "history"):
+        assert artifact.folder_fingerprint(tmp_path / "killed" / name) == artifact.folder_fingerprint(tmp_path / "whole" / name)
+
+
+def test_what_could_not_be_scored_is_tried_again(tmp_path, monkeypatch):
+    groups = [group("nan", "fine", name="a"), group("fine", "fine", name="b", task="t1")]
+    config = section(bad("Scripted"), max_unscorable=0.5, batch_rows=2)
+    judged = Judged(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        score(tmp_path, config, groups)
+    judged.dies = False
+    score(tmp_path, config, groups)
+    assert judged.batches == [2, 2, 2]

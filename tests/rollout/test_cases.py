@@ -114,7 +114,7 @@ def test_a45_a_load_that_fails_once_changes_no_version(inputs: dict[str, Path], 
 def test_a45_an_evaluation_says_which_policy_it_measured(inputs: dict[str, Path], tmp_path: Path, version: int) -> None:
     """Case A45: in round 2, by version and fingerprint; the completions are those of that policy, and of no other."""
     policy = inputs[str(version)]
-    start = measure(EVALUATE, inputs["17"], three_tasks(), 0)
+    start = measure(EVALUATE, inputs["17"], three_tasks(), 0, tmp_path / "measured")
     verdict.write(EVALUATE, tmp_path / "before", start, "the champion's", None, 0)
     evaluate(EVALUATE, policy=policy, tasks=inputs["tasks"], evaluation_in=tmp_path / "before", evaluation=tmp_path / "evaluation", round_index=2)
     content = json.loads((tmp_path / "evaluation/evaluation.json").read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rlpipe import artifact, dataset, tasks
+from rlpipe import artifact, chunks, dataset, tasks
 from rlpipe.engines import Torch
 from rlpipe.params import Run
 from rlpipe.reward import history
@@ -18,7 +18,7 @@ from rlpipe.rollout import attempts
 from rlpipe.rollout.step import Config, initial_progress, run, select
 from rlpipe.step import Report
 from rlpipe.tasks import Task
-from rlpipe.trajectory import Group
+from rlpipe.trajectory import Trajectory
 from tests.factories import tiny_policy
 
 CONFIG = Config(run=Run(seed=5, threads=1), engine=Torch(dtype="float32", chunk_groups=2), num_tasks=5, num_attempts=3, max_new_tokens=6)
@@ -103,6 +103,16 @@ def test_a_killed_round_goes_on_to_the_same_bytes(inputs: dict[str, Path], tmp_p
         assert artifact.fingerprint(tmp_path / "killed" / name) == artifact.fingerprint(tmp_path / "whole" / name)
 
 
+def test_a_damaged_chunk_is_named_and_made_again(inputs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    roll(inputs, tmp_path / "whole")
+    make_chunks(inputs, tmp_path / "killed", CONFIG, 2)
+    damaged = tmp_path / "killed" / "trajectories" / "chunks" / "chunk-00001.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    roll(inputs, tmp_path / "killed")
+    assert "chunk=chunk-00001.parquet state=damaged" in caplog.text
+    assert artifact.fingerprint(tmp_path / "killed" / "trajectories") == artifact.fingerprint(tmp_path / "whole" / "trajectories")
+
+
 def test_finished_chunks_are_not_made_again(inputs: dict[str, Path], tmp_path: Path) -> None:
     other = CONFIG.model_copy(update={"run": Run(seed=6, threads=1)})
     roll(inputs, tmp_path / "a")
@@ -115,16 +125,16 @@ def test_finished_chunks_are_not_made_again(inputs: dict[str, Path], tmp_path: P
 
 def test_a_round_killed_within_a_chunk_makes_that_one_again_and_no_other(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    write = attempts.write_chunk
+    write = chunks.write
 
-    def killed_in_the_second(path: Path, groups: Iterable[Group]) -> None:
+    def killed_in_the_second(path: Path, found: Iterable[Trajectory]) -> None:
         begun.append(path.stem)
         if len(begun) == 2:
-            next(iter(groups))
+            next(iter(found))
             raise KeyboardInterrupt
-        write(path, groups)
+        write(path, found)
 
-    monkeypatch.setattr(attempts, "write_chunk", killed_in_the_second)
+    monkeypatch.setattr(chunks, "write", killed_in_the_second)
     with pytest.raises(KeyboardInterrupt):
         roll(inputs, tmp_path)
     roll(inputs, tmp_path)

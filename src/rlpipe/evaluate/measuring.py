@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rlpipe.engines.base import Sampling
+from rlpipe import chunks
+from rlpipe.engines.base import Engine, Sampling
 from rlpipe.errors import ConfigError
 from rlpipe.evaluate.results import TaskResult
 from rlpipe.evaluate.section import Config
@@ -16,7 +19,9 @@ from rlpipe.rollout.attempts import split_by_length
 from rlpipe.rollout.generate import Origin, generate
 from rlpipe.rollout.prompts import Prompt, render
 from rlpipe.tasks import Task
-from rlpipe.trajectory import Group, Trajectory
+from rlpipe.trajectory import Trajectory
+
+KINDS = ("greedy", "sampled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,12 @@ class Measurement:
     results: tuple[TaskResult, ...]
 
 
-def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: int) -> Measurement:
-    """Greedy and sampled completions of every task, scored.
+def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: int, folder: Path) -> Measurement:
+    """Greedy and sampled completions of every task, scored; an interrupted call goes on after the last tasks it finished.
 
     Args:
         policy: a policy folder, finished or not.
+        folder: keeps what is finished until all is.
 
     Raises:
         ConfigError: more than `config.max_unscorable` of the prompts do not fit the model.
@@ -47,17 +53,36 @@ def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: in
             got = f"{len(rejected)} of {len(asked)} prompts, the first of {rejected[0]['num_tokens']} tokens"
             accepted = f"a prompt and evaluate.max_new_tokens ({config.max_new_tokens}) within {engine.max_length} tokens together"
             raise ConfigError("evaluation tasks do not fit the model", got=got, accepted=accepted, do="lower evaluate.max_new_tokens or shorten the prompts")
-
-        def attempts(temperature: float, num_attempts: int) -> list[Group]:
-            sampling = Sampling(config.max_new_tokens, temperature, config.stop)
-            return list(generate(engine, tokenizer, prompts, sampling, num_attempts, origin)) if num_attempts else []
-
-        groups = [*attempts(0.0, 1), *attempts(config.temperature, config.num_attempts)]
-    scored = scorer.score([row for group in groups for row in group], {task.task_id: task for task in tasks})
+        make = _Attempts(config, engine, tokenizer, prompts, origin, folder)
+        made = [*make("greedy", 0.0, 1), *make("sampled", config.temperature, config.num_attempts)]
+    scored = scorer.score(made, {task.task_id: task for task in tasks})
+    for kind in KINDS:
+        shutil.rmtree(folder / kind, ignore_errors=True)
     greedy = {row.task_id: row for row in scored[: len(prompts)]}
     sampled = _by_task(scored[len(prompts) :])
     reasons = {entry["task_id"]: f"prompt of {entry['num_tokens']} tokens, model length {entry['max_length']}" for entry in rejected}
     return Measurement(origin.policy_version, tuple(_result(config, prompt, greedy, sampled, reasons) for prompt in asked))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """Makes attempts at all prompts, `chunk_groups` tasks at a time; what is finished stays in `folder`."""
+
+    config: Config
+    engine: Engine
+    tokenizer: Any
+    prompts: Sequence[Prompt]
+    origin: Origin
+    folder: Path
+
+    def __call__(self, kind: str, temperature: float, num_attempts: int) -> list[Trajectory]:
+        size, sampling = self.config.chunk_groups, Sampling(self.config.max_new_tokens, temperature, self.config.stop)
+
+        def make(part: Sequence[Prompt]) -> list[Trajectory]:
+            return [row for group in generate(self.engine, self.tokenizer, part, sampling, num_attempts, self.origin) for row in group]
+
+        parts = [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)] if num_attempts else []
+        return [row for rows in chunks.resumed(self.folder / kind, parts, make) for row in rows]
 
 
 def _by_task(rows: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:

@@ -12,24 +12,30 @@ from rlpipe import tasks as task_files
 from rlpipe.reward import history as task_history
 from rlpipe.reward.group_filters.zero_signal import spread
 from rlpipe.reward.scoring import RewardSection, Scorer
-from rlpipe.reward.tally import Tally
+from rlpipe.reward.tally import SKIPPED, Tally
 from rlpipe.step import In, Out, Report
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rlpipe.tasks import Task
-    from rlpipe.trajectory import Group
+    from rlpipe.trajectory import Group, Trajectory
 
 Config = RewardSection
 
 
 def run(config: Config, *, kept: In, tasks: In, history_in: In, scored: Out, history: Out, round_index: int) -> Report:
-    """Score the kept trajectories in child processes, add them to the tasks' history, and drop groups without signal."""
-    from rlpipe import dataset
+    """Score the kept trajectories in child processes, add them to the tasks' history, and drop groups without signal.
 
-    scoring = Scoring(config, total=sum(dataset.shard_rows(kept).values()))
+    An interrupted call goes on after the last batch that was scored.
+    """
+    from rlpipe import chunks, dataset
+
+    scoring = Scoring(config, total=sum(dataset.shard_rows(kept).values()), folder=scored)
     past = task_history.read(history_in)
     known = {task.task_id: task for task in task_files.load(tasks)}
     num_written = dataset.write(scored, scoring.run(dataset.read_groups(kept), known, past, round_index))
+    chunks.remove(scored)
     task_history.write(history, past)
     return Report(
         numbers={**scoring.numbers(), "num_written": num_written},
@@ -40,10 +46,10 @@ def run(config: Config, *, kept: In, tasks: In, history_in: In, scored: Out, his
 
 
 class Scoring:
-    """The way of groups through scorers, history and group filters, counted."""
+    """The way of groups through scorers, history and group filters, counted; scored batches are kept in `folder` until all are."""
 
-    def __init__(self, config: Config, total: int) -> None:
-        self.config, self.total = config, total
+    def __init__(self, config: Config, total: int, folder: Path) -> None:
+        self.config, self.total, self.folder = config, total, folder
         self.tally = Tally()
         self.dropped: Counter[str] = Counter()
         self.num_groups = self.num_groups_with_signal = self.num_groups_kept = 0
@@ -59,8 +65,16 @@ class Scoring:
         Raises:
             ScorerError: as soon as more than `max_unscorable` of all trajectories could not be scored.
         """
-        for batch in batches(groups, self.config.batch_rows):
-            judged = self.score(batch, tasks)
+        from rlpipe import chunks
+        from rlpipe.trajectory import groups_of
+
+        def judge(batch: list[Group]) -> list[Trajectory]:
+            return self.scorer.judge([row for group in batch for row in group], tasks)
+
+        for rows in chunks.resumed(self.folder, batches(groups, self.config.batch_rows), judge, is_settled):
+            self.tally.add(rows)
+            self.tally.check(self.config.max_unscorable, total=self.total)
+            judged = groups_of(rows)
             past.update(task_history.update(past, judged, round_index))
             for group in judged:
                 self.num_groups += 1
@@ -69,15 +83,6 @@ class Scoring:
                     self.num_groups_kept += 1
                     yield group
         self.tally.check(self.config.max_unscorable)
-
-    def score(self, batch: list[Group], tasks: dict[str, Task]) -> list[Group]:
-        """The groups with their members scored."""
-        from rlpipe.trajectory import groups_of
-
-        judged = self.scorer.judge([row for group in batch for row in group], tasks)
-        self.tally.add(judged)
-        self.tally.check(self.config.max_unscorable, total=self.total)
-        return groups_of(judged)
 
     def keeps(self, group: Group) -> bool:
         """Whether the group is written; counts the first group filter that says no."""
@@ -96,6 +101,11 @@ class Scoring:
     def reasons(self) -> dict[str, int]:
         """Groups dropped by filter, and unscored rewards by name and kind."""
         return {**dict(sorted(self.dropped.items())), **dict(sorted(self.tally.kinds.items()))}
+
+
+def is_settled(row: Trajectory) -> bool:
+    """Whether scoring the row again could give nothing else."""
+    return row.reward is not None or row.status in SKIPPED
 
 
 def batches(groups: Iterable[Group], num_rows: int) -> Iterator[list[Group]]:

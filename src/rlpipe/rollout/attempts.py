@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rlpipe import artifact, dataset
-from rlpipe.columns import from_batch, to_batch
+from rlpipe import chunks as finished
+from rlpipe import dataset
+from rlpipe.columns import from_batch
 from rlpipe.engines.base import Engine
 from rlpipe.errors import ConfigError
 from rlpipe.policies import causal_lm
@@ -23,9 +21,7 @@ from rlpipe.rollout.prompts import Prompt, render
 from rlpipe.rollout.section import Config
 from rlpipe.rollout.selectors import Visit
 from rlpipe.tasks import Task
-from rlpipe.trajectory import Group, Trajectory
-
-CHUNKS = "chunks"
+from rlpipe.trajectory import Trajectory
 
 
 class Rollout:
@@ -46,10 +42,11 @@ class Rollout:
         """Write those of the round's chunks that are not there yet."""
         size = self.config.engine.chunk_groups
         for k in track(chunks, total=len(chunks), label="rollout"):
-            path = chunk_path(folder, k)
-            if not path.is_file():
+            path = finished.path_of(folder, k)
+            if not finished.is_whole(path):
                 chunk = prompts[k * size : (k + 1) * size]
-                write_chunk(path, generate(self.engine, self.tokenizer, chunk, self.config.sampling, self.config.num_attempts, self.origin))
+                groups = generate(self.engine, self.tokenizer, chunk, self.config.sampling, self.config.num_attempts, self.origin)
+                finished.write(path, (row for group in groups for row in group))
 
 
 def split_by_length(prompts: Sequence[Prompt], max_new_tokens: int, max_length: int) -> tuple[list[Prompt], list[dict[str, Any]]]:
@@ -82,25 +79,10 @@ def chunks_of(num_prompts: int, config: Config, shard_index: int = -1) -> range:
     return range(first, first + each + (shard_index < left))
 
 
-def chunk_path(folder: Path, k: int) -> Path:
-    """Where chunk `k` of an unfinished dataset lies."""
-    return folder / CHUNKS / f"chunk-{k:05d}.parquet"
-
-
-def write_chunk(path: Path, groups: Iterable[Group]) -> None:
-    """Write groups to a file that is either whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = artifact.partial_path(path)
-    batch = to_batch([row for group in groups for row in group])
-    pq.write_table(pa.Table.from_batches([batch]), partial, compression="zstd")
-    artifact.sync(partial)
-    os.replace(partial, path)
-
-
 def join(folder: Path, chunks: range) -> Counts:
     """Turn the chunks into the dataset's shards, and count what is in them."""
-    counts = write_rows(folder, (batch for k in chunks for batch in dataset.read_shard(chunk_path(folder, k))))
-    shutil.rmtree(folder / CHUNKS, ignore_errors=True)
+    counts = write_rows(folder, (batch for k in chunks for batch in dataset.read_shard(finished.path_of(folder, k))))
+    finished.remove(folder)
     return counts
 
 

@@ -13,7 +13,9 @@ from rlpipe.errors import NoSignalError
 from rlpipe.policies import causal_lm, evaluation, fitness, layers
 from rlpipe.policies.device import keep_freed_memory, num_cores
 from rlpipe.step import Report
+from rlpipe.train import checkpoints
 from rlpipe.train.backends import Backend
+from rlpipe.train.checkpoints import Saved
 from rlpipe.train.lineage import OPTIMIZER, Start, carry_modules, find_start
 from rlpipe.train.ranks import ALONE, Ranks
 from rlpipe.train.reference import Reference
@@ -56,9 +58,12 @@ def fit(
     if not signal.groups or (config.drop_last and len(signal.groups) < config.groups_per_step):
         _stop_without_signal(config, {"num_groups": len(groups), **dropped, **signal.reasons})
         return pass_on(policy_in, policy if ranks.first else None, "no_signal", {**counts, "num_groups_dropped": len(signal.groups)}, signal.reasons)
-    backend = open_backend(config, start, groups, ranks)
+    saved = checkpoints.newest(policy)
+    backend = open_backend(config, start, groups, ranks, saved)
     try:
-        updated = update(signal.groups, backend, config, version=start.version, round_index=round_index, incoming=start.incoming)
+        keeping = checkpoints.Checkpoints(policy, config.checkpoint, backend, saved)
+        with keeping.kept():
+            updated = update(signal.groups, backend, config, version=start.version, round_index=round_index, incoming=start.incoming, checkpoints=keeping)
         _save(config, backend, policy_in, policy, start, updated.version)
     finally:
         backend.close()
@@ -66,9 +71,11 @@ def fit(
     return Report({**counts, **updated.numbers, "policy_version": updated.version}, signal.reasons, facts=facts)
 
 
-def open_backend(config: Config, start: Start, groups: Iterable[Group], ranks: Ranks = ALONE) -> Backend:
-    """The backend with the start's weights and, where it is kept, its optimizer state."""
+def open_backend(config: Config, start: Start, groups: Iterable[Group], ranks: Ranks = ALONE, saved: Saved | None = None) -> Backend:
+    """The backend with the start's weights and, where it is kept, its optimizer state; or with those an interrupted call saved."""
     module = load_trainable(start.folder, config.trainable, config.run.seed)
+    if saved is not None:
+        saved.load_weights(module)
     layers.shorten(module)
     keep_freed_memory()
     shared = config.packing == "prefix"
@@ -79,7 +86,9 @@ def open_backend(config: Config, start: Start, groups: Iterable[Group], ranks: R
     if config.activation_checkpointing:
         evaluation.checkpoint_activations(module)
     backend = config.backend.open(module, config.adamw(), ranks)
-    if config.optimizer_state == "keep" and start.optimizer is not None:
+    if saved is not None:
+        saved.load_moments(backend)
+    elif config.optimizer_state == "keep" and start.optimizer is not None:
         from safetensors.torch import load_file
 
         backend.load_optimizer_state(load_file(start.optimizer), start.optimizer_steps)
@@ -127,6 +136,7 @@ def _write(
         _save_optimizer(policy / OPTIMIZER, moments)
     state |= carry_modules(config.start_from, config.kl, policy_in, policy, start)
     save_trained(policy, module, config.trainable, start.folder, state)
+    shutil.rmtree(policy / checkpoints.FOLDER, ignore_errors=True)
 
 
 def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -138,5 +148,10 @@ def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """Remove what an interrupted call left, but for its checkpoints: they go when all else is written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in folder.iterdir():
+        if place.is_dir() and place.name != checkpoints.FOLDER:
+            shutil.rmtree(place)
+        elif not place.is_dir():
+            place.unlink()

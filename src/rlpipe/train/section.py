@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,15 @@ from rlpipe.train.losses import Clipped, LossConfig
 from rlpipe.train.trainable import All, TrainableConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Checkpoint(Section):
+    """Section `train.checkpoint`: what a killed training goes on from."""
+
+    seconds: float | None = Field(300.0, ge=0)
+    """At the end of an optimizer step, weights and optimizer are saved if that was last done this long ago; null saves at SIGTERM only."""
+    grace_seconds: float = Field(25.0, ge=0)
+    """After SIGTERM the optimizer step may end and be saved for this long; Kubernetes kills after 30 s. With several ranks nothing waits."""
 
 
 class Config(Section):
@@ -58,8 +67,11 @@ class Config(Section):
     """Carry Adam's moments from round to round (twice the trained weights' size in the policy folder), or begin anew."""
     start_from: Literal["latest", "champion"] = "latest"
     """Train the incoming policy, or go back to the champion while the incoming one was not promoted."""
+    checkpoint: Checkpoint = Checkpoint()
     launcher: LauncherConfig = Process()
     """Where the processes of a training run: the step's own, several here, or a Kubeflow TrainJob's. All give one result, up to rounding."""
+
+    spread: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
 
     @model_validator(mode="after")
     def _backend_can(self) -> Self:

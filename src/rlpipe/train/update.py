@@ -13,6 +13,7 @@ from rlpipe.errors import TrainingError
 from rlpipe.progress import track
 from rlpipe.train.backends import Backend
 from rlpipe.train.batching import MicroBatch, TrainGroup, micro_batches, weighted
+from rlpipe.train.checkpoints import Checkpoints
 from rlpipe.train.losses import LossInputs
 from rlpipe.train.schedules.passes import num_dropped, optimizer_steps
 from rlpipe.train.schedules.warmup import learning_rate
@@ -32,7 +33,16 @@ class Updated:
     numbers: dict[str, float | int | None]
 
 
-def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, version: int, round_index: int, incoming: bool = True) -> Updated:
+def update(
+    groups: Sequence[TrainGroup],
+    backend: Backend,
+    config: Config,
+    *,
+    version: int,
+    round_index: int,
+    incoming: bool = True,
+    checkpoints: Checkpoints | None = None,
+) -> Updated:
     """Train `backend` on `groups`, `config.epochs` times over; the policy version goes up by one an optimizer step.
 
     Args:
@@ -42,20 +52,25 @@ def update(groups: Sequence[TrainGroup], backend: Backend, config: Config, *, ve
         version: of the weights the backend holds.
         round_index: goes into the order of groups.
         incoming: whether these weights sampled the tokens of `version`, so that log-probs can be compared at the first step.
+        checkpoints: saves now and then; where it holds what an interrupted call saved, `backend` has that and goes on from it.
 
     Raises:
         TrainingError: a loss or gradient is not finite; names the optimizer step and the groups.
     """
-    tally, began = Tally(), time.monotonic()
+    tally, began = checkpoints.tally() if checkpoints else Tally(), time.monotonic()
+    done = tally.num_steps
+    version += done
     order = (config.run.seed, round_index)
     steps = list(optimizer_steps([group.group_id for group in groups], config.groups_per_step, config.epochs, config.drop_last, order))
-    for number, chosen in enumerate(track(steps, total=len(steps), label="train")):
+    for number, chosen in enumerate(track(steps[done:], total=len(steps) - done, label="train"), start=done):
         rate = learning_rate(config.learning_rate, version, config.warmup_steps)
         optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if incoming and number == 0 else None)
         version += 1
+        if checkpoints and number + 1 < len(steps):
+            checkpoints.after_step(number + 1, tally)
     dropped = num_dropped(len(groups), config.groups_per_step, config.drop_last)
     tally.micros = [micro for part in backend.ranks.gather(tally.micros) for micro in part]
-    return Updated(version, {**tally.numbers(time.monotonic() - began), "num_groups_dropped": dropped})
+    return Updated(version, {**tally.numbers(checkpoints.seconds if checkpoints else time.monotonic() - began), "num_groups_dropped": dropped})
 
 
 def optimizer_step(groups: Sequence[TrainGroup], backend: Backend, config: Config, rate: float, tally: Tally, fresh: int | None) -> None:

@@ -6,13 +6,9 @@ import base64
 import json
 import logging
 import os
-import signal
-import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 
 from rlpipe.errors import DeadlineError, EngineError, RlpipeError
 from rlpipe.step import Report
@@ -93,20 +89,3 @@ def failed(reason: str, errors: str, tail: Tail) -> RlpipeError:
 def too_late(seconds: float, state: str) -> DeadlineError:
     """A training that did not end in its time."""
     return DeadlineError("the training ran past its time limit", got=f"{seconds:g} s; {state}", do="raise train.launcher.timeout_seconds, or train on less")
-
-
-@contextmanager
-def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what was started is ended too; only the main thread can do so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

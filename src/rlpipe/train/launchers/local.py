@@ -20,8 +20,9 @@ from rlpipe.errors import EngineError
 from rlpipe.params import PositiveInt, Section
 from rlpipe.policies.device import num_cores
 from rlpipe.step import Report
+from rlpipe.stopping import terminating
 from rlpipe.train import job as jobs
-from rlpipe.train.launchers.base import QUIET, STARTERS, WORKER, Tail, ended_by_signal, report_of, too_late
+from rlpipe.train.launchers.base import QUIET, STARTERS, WORKER, Tail, report_of, too_late
 
 if TYPE_CHECKING:
     from rlpipe.train.job import Job
@@ -61,7 +62,7 @@ class Local(Section):
             raise EngineError(
                 "train.launcher.starter deepspeed cannot be used", got="no deepspeed", do="pip install 'rlpipe[deepspeed]', or set it to torchrun"
             )
-        with tempfile.TemporaryDirectory(prefix="rlpipe-train-") as name, ended_by_signal():
+        with tempfile.TemporaryDirectory(prefix="rlpipe-train-") as name, terminating():
             file = jobs.write(Path(name), job, jobs.Terms(self.exchange_seconds, GRACE_SECONDS, held=True))
             tail = Tail()
             failure = self._wait(file, job.config.run.threads, tail)

@@ -12,9 +12,10 @@ from pydantic import Field
 from rlpipe.errors import ConfigError
 from rlpipe.params import PositiveInt, Section
 from rlpipe.step import Report
+from rlpipe.stopping import terminating
 from rlpipe.train import job as jobs
 from rlpipe.train.launchers import shared
-from rlpipe.train.launchers.base import Tail, ended_by_signal, report_of, too_late
+from rlpipe.train.launchers.base import Tail, report_of, too_late
 from rlpipe.train.launchers.trainjob import TRIES, Cluster, UnansweredError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class TrainJob(Section):
         if image is None:
             raise ConfigError("no image for the TrainJob", accepted=f"train.launcher.image, or the environment variable {IMAGE}", do="set train.launcher.image")
         mounted, tail = Path(self.shared_folder), Tail()
-        with ended_by_signal(), shared.job_folder(mounted, self.shared_claim) as folder:
+        with terminating(), shared.job_folder(mounted, self.shared_claim) as folder:
             sent = shared.send(job, mounted, folder)
             file = jobs.write(folder, sent, jobs.Terms(self.exchange_seconds, GRACE_SECONDS))
             cluster = Cluster(self, f"rlpipe-r{job.round_index:02d}-{folder.name}")
