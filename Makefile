@@ -5,7 +5,7 @@ EXTRAS := all-cpu,dev
 CONSTRAINTS := constraints/cpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm run test test-recipes test-containers images bench gpu-check lint types pins clean
+.PHONY: help install install-vllm run test test-recipes test-containers test-faults images bench gpu-check lint types pins clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test-recipes: install-vllm ## whole runs, servers and trainings in processes of 
 
 test-containers: install ## build the CPU images and run two rounds in containers
 	PYTHON=$(BIN)/python tests/containers/run.sh
+
+test-faults: install ## kill runs at POINTS places (64), drawn by DRAW, and compare what the next run makes of each
+	$(BIN)/python -m tests.faults --points $(or $(POINTS),64) --draw '$(DRAW)'
 
 images: ## build the image of every component; BASE=gpu|cpu PREFIX=registry/folder TAG=version EXTRA=folder of own rewards
 	BASE='$(BASE)' PREFIX='$(PREFIX)' TAG='$(TAG)' EXTRA='$(EXTRA)' tools/images.sh
