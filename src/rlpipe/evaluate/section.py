@@ -48,7 +48,18 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _stop_metric_is_measured(self) -> Self:
-        accepted = ["greedy_accuracy", "mean_completion_tokens", *(f"pass_at_{k}" for k in self.pass_at if k <= self.num_attempts)]
+        accepted = [*self._accuracies, "mean_completion_tokens"]
         if self.run.stop is not None and self.run.stop.metric not in accepted:
             raise ValueError(f"run.stop.metric {self.run.stop.metric} is not measured; accepted: {', '.join(accepted)}")
         return self
+
+    @model_validator(mode="after")
+    def _gate_compares_what_is_measured(self) -> Self:
+        for metric in (self.gate.compared, *(guard.metric for guard in self.gate.must_not_fall)):
+            if metric not in self._accuracies:
+                raise ValueError(f"gate: {metric} is not measured; accepted: {', '.join(self._accuracies)}")
+        return self
+
+    @property
+    def _accuracies(self) -> list[str]:
+        return ["greedy_accuracy", *(f"pass_at_{k}" for k in self.pass_at if k <= self.num_attempts)]

@@ -10,7 +10,7 @@ from typing import Any
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError
 from rlpipe.evaluate import results as result_files
-from rlpipe.evaluate.gate import Decision
+from rlpipe.evaluate.gate import Decision, Pair
 from rlpipe.evaluate.measuring import Measurement
 from rlpipe.evaluate.results import CHAMPION, RESULTS, TaskResult
 from rlpipe.evaluate.section import Config
@@ -69,12 +69,13 @@ def write(config: Config, folder: Path, measured: Measurement, fingerprint: str,
 
 
 def decide(config: Config, measured: Measurement, fingerprint: str, before: Before | None) -> Decision:
-    """Promote or hold the measured policy."""
+    """Promote or hold the measured policy, or say that there is too little to decide."""
     if before is None:
         return Decision("promote", "the start policy is the first champion")
     if fingerprint == before.content["champion"]["fingerprint"]:
         return Decision("hold", "the policy is the champion, byte for byte")
-    return config.gate({row.task_id: row.correct for row in measured.results}, {row.task_id: row.correct for row in before.champion})
+    champion = {row.task_id: row for row in before.champion}
+    return config.gate([Pair(row, champion[row.task_id], measured.metadata[row.task_id]) for row in measured.results if row.task_id in champion])
 
 
 def stop(config: Config, metrics: dict[str, float | int | None], course: list[list[Any]], round_index: int) -> dict[str, Any]:
@@ -92,4 +93,5 @@ def numbers(content: dict[str, Any]) -> dict[str, float | int | None]:
     """The report numbers of an evaluation."""
     plain = ("greedy_accuracy", "num_eval_tasks", "num_unscored", "mean_completion_tokens", "policy_version")
     passed = {f"pass_at_{k}": value for k, value in content["pass_at"].items()}
-    return {**{name: content[name] for name in plain}, **passed, "promoted": int(content["decision"] == "promote")}
+    decision = content["decision"]
+    return {**{name: content[name] for name in plain}, **passed, "promoted": int(decision == "promote"), "decided": int(decision != "not_enough")}

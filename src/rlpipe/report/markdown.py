@@ -69,7 +69,7 @@ def _round(row: Mapping[str, float]) -> list[str]:
     """A round's numbers as `ROUND_COLUMNS` has them; round 0 is the start policy."""
     step = "evaluate" if "evaluate/greedy_accuracy" in row else "start"
     promoted = row.get(f"{step}/promoted")
-    decision = "-" if promoted is None else "champion" if step == "start" else "promote" if promoted else "hold"
+    decision = "-" if promoted is None else "champion" if step == "start" else words.verdict(row, f"{step}/")
     numbers = [row.get(name) for name in (f"{step}/greedy_accuracy", "reward/sampled_reward", "rollout/mean_completion_tokens")]
     groups = [row.get(name) for name in ("reward/num_groups_with_signal", "rollout/num_groups")]
     seconds = [value for name, value in row.items() if name.endswith("/seconds")]

@@ -71,7 +71,7 @@ class Piece(NamedTuple):
 def numbers(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Label, value and unit of a record's numbers, in the order of a page."""
     places = {name: place for place, name in enumerate(NUMBERS)}
-    names = sorted((name for name in found if name != "promoted"), key=lambda name: (places.get(name, len(places)), name))
+    names = sorted((name for name in found if name not in ("promoted", "decided")), key=lambda name: (places.get(name, len(places)), name))
     return [(label, value(found[name]), "" if found[name] is None else unit) for name in names for label, unit in [_label(name)]]
 
 
@@ -102,7 +102,14 @@ def decision(record: dict[str, Any]) -> str:
     if record["outcome"]:
         return str(record["outcome"]).replace("_", " ")
     promoted = record["numbers"].get("promoted")
-    return "done" if promoted is None or record["step"] == "start" else "promote" if promoted else "hold"
+    return "done" if promoted is None or record["step"] == "start" else verdict(record["numbers"])
+
+
+def verdict(numbers: Mapping[str, Any], under: str = "") -> str:
+    """What the gate said, from an evaluation's numbers, whose names begin with `under`; evaluations without `decided` had decided."""
+    if not numbers.get(f"{under}decided", 1):
+        return "not enough"
+    return "promote" if numbers[f"{under}promoted"] else "hold"
 
 
 def pieces(text: str, limit: int) -> list[Piece]:
