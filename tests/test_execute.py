@@ -277,6 +277,28 @@ def test_differences_say_why(call, tmp_path: Path, change: str, reasons: list[st
     assert [re.sub(r"\(\w{8} -> \w{8}\)", "(OLD -> NEW)", reason) for reason in found] == reasons
 
 
+@pytest.mark.parametrize(("change", "named"), [("input", "input source changed"), ("code", "code changed")])
+def test_c02_an_edit_while_the_step_runs_is_refused_and_the_work_is_kept(call, tmp_path: Path, change: str, named: str) -> None:
+    def edited(config: Config, **given: object) -> Report:
+        report = run(config, **given)
+        if change == "input":
+            (tmp_path / "source" / "a.txt").write_text("A")
+            artifact.write_manifest(tmp_path / "source")
+        else:
+            layout.CODE["toy"] = ("logs.py",)  # as if errors.py had other content now
+        return report
+
+    with pytest.raises(ArtifactError, match=f"changed during the run; got {named}"):
+        execute(dataclasses.replace(call(), step=Step("toy", edited, signature(run), "")))
+    assert not (tmp_path / "rounds/01/copy").exists()
+    layout.CODE["toy"] = ("errors.py",)
+    (tmp_path / "source" / "a.txt").write_text("a")
+    artifact.write_manifest(tmp_path / "source")
+    calls.clear()
+    execute(call())
+    assert calls == ["run"]  # every file was kept
+
+
 def test_changed_code_is_a_difference(call, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(call())
     monkeypatch.setattr(layout, "code_hash", lambda step: "f" * 64)

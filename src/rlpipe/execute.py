@@ -47,10 +47,11 @@ def execute(call: Call, *, fresh: bool = False, began: float | None = None, trac
         key: what decides the outputs, where that is not the call's own (parts of an output that are joined).
 
     Raises:
-        ArtifactError: an input is missing, unfinished or damaged.
+        ArtifactError: an input is missing, unfinished or damaged, or it or the code was changed while the step ran.
         CheckError: an input or output broke a rule.
     """
     began = time.monotonic() if began is None else began
+    own = key is None
     key = keys.of(call) if key is None else key
     if not fresh and (record := keys.finished(call, key)):
         log.info("step=%s round=%d state=up-to-date", call.step.name, call.round_index)
@@ -62,6 +63,8 @@ def execute(call: Call, *, fresh: bool = False, began: float | None = None, trac
     with processes.none_left_by(call.step.name) as ended:
         report = call.step.run(call.config, **{**call.paths, **partial}, round_index=call.round_index, **call.scalars)
     worked = time.monotonic() - started
+    if own:
+        keys.check_unchanged(call, key)
     fingerprints = _finish(call, key, report, partial)
     record = _record(key, report, fingerprints, seconds=time.monotonic() - began, worked=worked) | {"children_ended": ended}
     records.write(call.workdir, record)

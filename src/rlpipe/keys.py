@@ -77,6 +77,18 @@ def _input(name: str, path: Path) -> str:
     return artifact.content_key(path)
 
 
+def check_unchanged(call: Call, key: Key) -> None:
+    """Make sure that inputs, params and code still are what the key says: an edit during the run would be taken for what made the outputs.
+
+    Raises:
+        ArtifactError: names what is another; what the step kept of its work is that of the key, and serves once the old content is back.
+    """
+    now = {**of(call), "code": layout.code_on_disk(call.step.name)}
+    if changed := list(_between(key, now, ())):
+        do = "run the same command again; with the old content back it goes on from what this run kept"
+        raise ArtifactError(f"an input of {call.step.name} changed during the run", got="; ".join(changed), do=do)
+
+
 def finished(call: Call, key: Key) -> dict[str, Any] | None:
     """The record of an earlier call with this key, if all its outputs stand as it left them."""
     if next(differences(call, key), None) is not None:

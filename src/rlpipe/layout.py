@@ -79,8 +79,13 @@ def relative(path: Path, workdir: Path) -> str:
 
 
 @cache
-def code_hash(step: str, package: Path = Path(__file__).parent) -> str:
-    """Sha256 over the source files that decide what `step` writes: of this rlpipe, or of another one's `package` folder."""
+def code_hash(step: str) -> str:
+    """Sha256 over the source files that decide what `step` writes, as they were when this process asked first."""
+    return code_on_disk(step)
+
+
+def code_on_disk(step: str, package: Path = Path(__file__).parent) -> str:
+    """Sha256 over these source files as they are now: of this rlpipe, or of another one's `package` folder."""
     digest = hashlib.sha256()
     for name in sorted({*CORE, *CODE[step]}):
         place = package / name

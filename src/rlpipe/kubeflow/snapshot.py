@@ -186,7 +186,7 @@ def _check_code(folder: Path, artifacts: Mapping[str, Path]) -> None:
         return
     for place, source in artifacts.items():
         manifest = artifact.read_manifest(source) if source.is_dir() else {}
-        if manifest.get("step") in layout.CODE and manifest["code"] != layout.code_hash(manifest["step"], package):
+        if manifest.get("step") in layout.CODE and manifest["code"] != layout.code_on_disk(manifest["step"], package):
             do = "set kubeflow.snapshot.commit to the commit that the images were built from"
             raise VersioningError(f"{place} was made by other code than the repository's at the run's commit", do=do)
 
