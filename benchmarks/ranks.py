@@ -3,6 +3,7 @@
 Both sides train the same weights on the same 64 trajectories (8 groups; prompts of 64 tokens, completions of 32 to 256, spread as a real run's), one
 optimizer step of all parameters after the other, through the same code: packing, forward, backward, exchange of gradients, clipping and optimizer.
 The processes of both sides live side by side and take turns; who waits computes nothing. Losses of both sides are compared too: they are one result.
+A forward takes 2,048 tokens, since the three processes keep their memory while they wait and must fit into 24 GB together.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def config(row: str, threads: int, dtype: str) -> Any:
     from rlpipe.train.section import Config
 
     backend = {"type": "torch"} if row == "torch" else {"type": "deepspeed", "zero_stage": int(row[-1])}
-    return Config.model_validate({"run": {"threads": threads}, "backend": {**backend, "dtype": dtype}, "groups_per_step": PROMPTS, "learning_rate": 1e-6})
+    return Config.model_validate(
+        {"run": {"threads": threads}, "backend": {**backend, "dtype": dtype}, "groups_per_step": PROMPTS, "learning_rate": 1e-6, "micro_batch_tokens": 2048}
+    )
 
 
 def rank(row: str, threads: int, dtype: str, policy: Path) -> None:

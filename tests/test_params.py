@@ -1,5 +1,6 @@
 """Params: typed, unknown keys refused, shared sections once, every shipped file parsed."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,42 @@ def test_a07_one_attempt_needs_a_baseline_without_siblings() -> None:
 def test_rounds_that_do_not_count_up_are_refused(rounds: object) -> None:
     with pytest.raises(ConfigError, match="rounds must list every round"):
         steps.rounds({"rounds": rounds})
+
+
+@pytest.mark.parametrize(
+    ("assignments", "place", "expected"),
+    [
+        (["train.trainable.type=lora"], "train.trainable", {"type": "lora"}),
+        (["engine.type=vllm", "engine.dtype=float32"], "engine", {"type": "vllm", "dtype": "float32"}),
+        (["evaluate.gate.type=bootstrap", "evaluate.gate.metric=greedy_accuracy"], "evaluate.gate", {"type": "bootstrap", "metric": "greedy_accuracy"}),
+    ],
+)
+def test_another_type_drops_what_only_the_one_before_has(assignments: list[str], place: str, expected: dict[str, Any]) -> None:
+    """A file that rlpipe wrote lists every key of the type that stands there."""
+    written = steps.resolved(shipped())
+    changed = steps.switched(params.override(written, assignments), assignments)
+    steps.configs(changed)
+    found = functools.reduce(lambda section, key: section[key], place.split("."), changed)
+    assert expected.items() <= found.items()
+
+
+def test_another_type_keeps_a_key_that_was_set_and_is_wrong() -> None:
+    assignments = ["engine.type=vllm", "engine.max_tokens_in_flight=5"]
+    with pytest.raises(ConfigError, match="unknown key"):
+        steps.configs(steps.switched(params.override(steps.resolved(shipped()), assignments), assignments))
+
+
+def test_messages_speak_of_params_files_not_of_pydantic() -> None:
+    for assignment, said in (
+        ("evaluate.gate.slices=[a]", "evaluate.gate"),
+        ("evaluate.gate={slices: [a]}", "evaluate.gate: a mapping is needed here, with a key type"),
+        ("evaluate.gate.must_not_fall=[greedy_accuracy]", "a mapping is needed here"),
+        ("evaluate.gate.type=ttest", "no such type ttest; accepted: 'paired', 'bootstrap'"),
+        ('rollout.stop=[""]', "rollout.stop.0: String should have at least 1 character"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            steps.configs(params.override(shipped(), [assignment]))
+        assert said in str(caught.value)
 
 
 def test_set_without_equals_sign() -> None:
@@ -181,10 +218,10 @@ SNAPSHOT = "https://bob:hunter2pw@git.example/a.git"
         (f"kubeflow.snapshot={{repository: '{SNAPSHOT}', commit: abcdef1}}", "kubeflow.snapshot.repository carries a user or password"),
         ("kubeflow.snapshot={repository: 'https://git.example/a.git?private_token=hunter2pw', commit: abcdef1}", "carries a query"),
         ("kubeflow.secrets=[{name: hf, env: {HF_TOKEN: hunter2pw-}}]", "kubeflow.secrets.0.env.HF_TOKEN: String should match pattern"),
-        ("kubeflow.secrets=[{name: hf, env: hunter2pw}]", "kubeflow.secrets.0.env: Input should be a valid dictionary"),
+        ("kubeflow.secrets=[{name: hf, env: hunter2pw}]", "kubeflow.secrets.0.env: a mapping is needed here"),
         ("kubeflow.secrets=hunter2pw", "kubeflow.secrets: Input should be"),
-        ("kubeflow.env=hunter2pw", "kubeflow.env: Input should be a valid dictionary"),
-        ("kubeflow.snapshot=[hunter2pw]", "kubeflow.snapshot: Input should be"),
+        ("kubeflow.env=hunter2pw", "kubeflow.env: a mapping is needed here"),
+        ("kubeflow.snapshot=[hunter2pw]", "kubeflow.snapshot: a mapping is needed here"),
         (f"train.learning_rate={SNAPSHOT}", "got 'https://***@git.example/a.git'"),
         (f"kubeflow={SNAPSHOT}", "section kubeflow must hold a mapping; got 'https://***@git.example/a.git'"),
     ],

@@ -44,6 +44,7 @@ def test_line_separators_of_unicode_stay_inside_a_row(tmp_path):
         (FIRST + FIRST, "line 2: the task_id was there before; got a, also in"),
         (FIRST + '{"task_id": "b", "prompt"\n', "line 2 is not JSON"),
         (FIRST + '{"task_id": "b", "prompt": "p", "reference": "1", "metadata": {"x": NaN}}\n', "line 2 is not JSON; got NaN is not JSON"),
+        (FIRST + '{"task_id": "b", "prompt": "p", "prompt": "q", "reference": "1"}\n', "line 2 is not JSON; got the key prompt stands twice"),
         ('{"task_id": "a", "prompt": "p", "reference": ""}\n', "line 1: reference: Value error, the reference is empty"),
         ('{"task_id": "a", "prompt": "p", "reference": " \\n"}\n', "line 1: reference: Value error, the reference is empty"),
         ('{"task_id": "a", "prompt": "p", "reference": 2}\n', "line 1: reference: Input should be a valid string; got 2"),
@@ -165,3 +166,9 @@ def test_the_scan_takes_any_text(prompts, head):
 def test_normalising_twice_changes_nothing_and_ignores_white_space(left, right):
     assert tasks.normalised(f"{left}  {right}") == tasks.normalised(f" {left}\n{right}")
     assert tasks.normalised(tasks.normalised(left)) == tasks.normalised(left)
+
+
+def test_half_a_character_is_refused_where_tasks_are_written(tmp_path):
+    with pytest.raises(CheckError, match="half a character"):
+        tasks.save(tmp_path / "tasks.jsonl", [task(topic="a\ud800")])
+    assert not (tmp_path / "tasks.jsonl").exists()

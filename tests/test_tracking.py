@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from rlpipe import artifact, layout, params, steps
 from rlpipe.errors import ConfigError
 from rlpipe.tracking import Tracker, TrackingConfig
+from rlpipe.tracking_client import opened
 from rlpipe.tracking_place import reason, tracking_uri, without_user
 
 NUMBERS = {"greedy_accuracy": 0.5, "num_eval_tasks": 200}
@@ -30,7 +31,7 @@ REFUSED = "ConnectionRefusedError: [Errno 111] Connection refused"
 def empty_store(tmp_path_factory):
     """A sqlite file with MLflow's tables, since making one takes seconds."""
     folder = tmp_path_factory.mktemp("store")
-    Tracker(TrackingConfig(), folder, KEY, {})._client().search_experiments()
+    opened(f"sqlite:///{folder / 'mlflow.db'}", 5).search_experiments()
     return folder / "mlflow.db"
 
 
@@ -71,7 +72,8 @@ def inputs(path="rounds/00/policy"):
 
 
 def register(tracked, workdir, fingerprint="d" * 64, metrics=NUMBERS, round_index=1):
-    return tracked.register_policy(round_index, workdir / "rounds/01/policy", policy_version=3, fingerprint=fingerprint, dvc="c" * 32 + ".dir", metrics=metrics)
+    tracked.register_policy(round_index, workdir / "rounds/01/policy", policy_version=3, fingerprint=fingerprint, dvc="c" * 32 + ".dir", metrics=metrics)
+    return tracked.version_of(fingerprint)
 
 
 def test_one_parent_and_one_child_a_round_whichever_process_asks(workdir):
@@ -143,11 +145,12 @@ def test_a_policy_is_registered_by_reference_once_and_promoted(workdir):
     tracked = tracker(workdir)
     version = register(tracked, workdir)
     assert register(tracker(workdir), workdir) == version
-    tracked.promote(version)
+    tracked.promote("d" * 64, "it is better")
     found = client(workdir).get_model_version_by_alias("rlpipe-policy", "champion")
     assert str(found.version) == version
     assert found.source == f"dvc://{'c' * 32}.dir/rounds/01/policy"
     wanted = {"sha256": "d" * 64, "dvc": "c" * 32 + ".dir", "policy_version": "3", "path": "rounds/01/policy", "bytes": "7", "round": "1"}
+    wanted |= {"champion_because": "it is better", "champion_after": ""}
     assert wanted.items() <= found.tags.items()
     assert not (workdir / "mlartifacts").exists()
 
@@ -157,10 +160,12 @@ def test_d08_over_the_limit_goes_the_uri_under_it_the_weights(workdir):
     place = {"policy_version": 3, "fingerprint": "d" * 64, "dvc": None, "metrics": {}, "uri": "s3://bucket/policy"}
     policy = workdir / "rounds/01/policy"
     over, under = tracker(workdir, key="1" * 64), tracker(workdir, key="2" * 64, copy_below_mb=1)
-    found = client(workdir).get_model_version("rlpipe-policy", over.register_policy(1, policy, **place))
+    over.register_policy(1, policy, **place)
+    found = client(workdir).get_model_version("rlpipe-policy", over.version_of("d" * 64))
     assert (found.source, found.tags["sha256"], found.tags["bytes"]) == ("s3://bucket/policy", "d" * 64, "7")
     assert not (workdir / "mlartifacts").exists()
-    found = client(workdir).get_model_version("rlpipe-policy", under.register_policy(1, policy, **place))
+    under.register_policy(1, policy, **place)
+    found = client(workdir).get_model_version("rlpipe-policy", under.version_of("d" * 64))
     copy = Path(client(workdir).download_artifacts(found.run_id, "policy"))
     assert artifact.folder_fingerprint(copy) == artifact.folder_fingerprint(policy)
 
@@ -220,9 +225,9 @@ def test_a_dead_server_costs_records_and_no_time(workdir, monkeypatch, uri, capl
     assert register(tracked, workdir) is None
     tracked.finish()
     assert time.monotonic() - began < 5
-    assert tracked.problems == ["train of round 1", "policy of round 1"]
+    assert tracked.problems == ["train of round 1", "policy of round 1", "status FINISHED"]
     logging.getLogger("urllib3.connectionpool").warning("heard again")
-    assert caplog.messages == [f"tracking=off place={tracked.place} what='train of round 1' error={REFUSED}", "heard again"]
+    assert caplog.messages == [f"tracking=off place={tracked.place} what='train of round 1' error={REFUSED} do=rlpipe_sync", "heard again"]
     assert "secret" not in caplog.text + tracked.place
 
 
@@ -231,6 +236,7 @@ def test_a_server_that_never_answers_is_given_up_after_the_timeout(tmp_path):
         code = f"""
 from pathlib import Path
 from rlpipe.tracking import Tracker, TrackingConfig
+from rlpipe.tracking_client import opened
 tracked = Tracker(TrackingConfig(timeout_seconds=1), Path({str(tmp_path)!r}), "a" * 64, {{}})
 tracked.log_step("train", 1, {{}}, {{}}, {{}}, {{}})
 tracked.log_step("evaluate", 1, {{}}, {{}}, {{}}, {{}})

@@ -18,12 +18,14 @@ from typing import Any
 from rlpipe.errors import ArtifactError
 
 MANIFEST = "manifest.json"
+RESUME = ".resume"
+"""Folder in an unfinished output: what its step keeps there to go on from after a kill. No part of the artifact."""
 SCHEMA_VERSION = 1
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Every file below `folder` but its manifest, sorted by relative name."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    """Every file of an artifact but its manifest, sorted by relative name."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST and not path.is_relative_to(folder / RESUME))
     return iter(sorted(found, key=lambda path: path.relative_to(folder).as_posix()))
 
 
@@ -180,6 +182,12 @@ def sync(path: Path) -> None:
 def partial_path(path: Path) -> Path:
     """Where an output is made until it is whole: beside it, so that renaming is one operation of the file system."""
     return path.with_name(f".{path.name}.partial")
+
+
+def move(source: Path, target: Path) -> None:
+    """Put a folder in another's place, in one operation of the file system where that place is free."""
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(source, target)
 
 
 def publish(partial: Path, path: Path) -> None:

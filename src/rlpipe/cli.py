@@ -43,6 +43,7 @@ EXIT_CODES = """exit codes:
   13   a run on Kubeflow failed
   14   a run on Kubeflow was cancelled
   15   preflight: something the run needs is not there
+  16   MLflow refused, or cannot be reached
   130  interrupted by Ctrl-C; the same command goes on
   143  ended by SIGTERM; the same command goes on
 """
@@ -104,6 +105,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             _add_step(made, name)
     _add_model_and_tasks(command)
     _add_tools(command)
+    _add_tracking(command)
     _add_compile(command, argv)
     cli_kubeflow.add(command)
     return parser
@@ -219,6 +221,18 @@ def _add_tools(command: Command) -> None:
     replay.add_argument("--from", dest="policy", type=Path, required=True, metavar="POLICY", help="the policy to start from")
     replay.add_argument("--out", type=Path, default=Path("replay/policy"), metavar="DIR", help="where to write the trained policy (default: %(default)s)")
     _add_params(replay)
+
+
+def _add_tracking(command: Command) -> None:
+    from rlpipe import commands
+
+    sync = command("sync", "send to MLflow what runs of this folder could not", commands.sync)
+    promote = command("promote", "make a registered version the champion, such as to go back to an earlier one", commands.promote)
+    promote.add_argument("--to", required=True, metavar="VERSION", help="version of the registered model in MLflow")
+    promote.add_argument("--reason", required=True, metavar="TEXT", help="why; kept with the version in MLflow")
+    for made in (sync, promote):
+        made.add_argument("--workdir", type=Path, default=Path(), metavar="D", help="working folder (default: the current one)")
+        _add_params(made)
 
 
 def _add_compile(command: Command, argv: Sequence[str]) -> None:

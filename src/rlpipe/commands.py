@@ -23,8 +23,9 @@ def run(options: Namespace) -> None:
     content, session = run_in(options.workdir, options.params, options.assignments, options.rounds, fresh=options.fresh, on=options.on, docker=options.docker)
     from rlpipe import run as rounds
 
-    _say("\n" + rounds.table(content) + "\n\n" + rounds.places(session))
-    _say("".join(f"not sent to MLflow: {problem}\n" for problem in session.tracker.problems).rstrip())
+    _say("\n" + rounds.table(content) + "\n\n" + rounds.places(session, content))
+    if waiting := session.tracker.problems:
+        _say(f"not sent to MLflow yet: {', '.join(waiting)}; do: rlpipe sync, or the next run sends it")
 
 
 def run_in(
@@ -115,6 +116,34 @@ def plan(options: Namespace) -> None:
     raw = workspace.read_params(workdir, options.params, options.assignments, options.rounds)
     planned = planning.plan(Session(workdir, raw))
     _say(json.dumps(planning.rows(planned), indent=1) if options.json else planning.table(planned))
+
+
+def sync(options: Namespace) -> None:
+    """`rlpipe sync`: send to MLflow what runs of this folder could not."""
+    from rlpipe import workspace
+
+    tracker = _tracker(options)
+    with workspace.locked(options.workdir):
+        sent = tracker.sync()
+    _say(f"sent={sent} waiting={len(tracker.problems)} place={tracker.place}")
+
+
+def promote(options: Namespace) -> None:
+    """`rlpipe promote`: make a registered version the champion by hand, with the reason."""
+    before, tags = _tracker(options).promote_version(options.to, f"by hand: {options.reason}")
+    _say(
+        f"champion={options.to} before={before or 'none'} "
+        + " ".join(f"{name}={tags[name]}" for name in ("policy_version", "round", "dvc", "path") if tags.get(name))
+    )
+
+
+def _tracker(options: Namespace) -> Any:
+    from rlpipe import params, workspace
+    from rlpipe.tracking import Tracker, TrackingConfig
+
+    workdir = options.workdir.resolve()
+    raw = workspace.read_params(workdir, options.params, options.assignments)
+    return Tracker(params.section(TrackingConfig, raw, "tracking"), workdir, "", {})
 
 
 def ps(options: Namespace) -> None:

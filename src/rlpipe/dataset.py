@@ -159,7 +159,7 @@ def read_shard(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.
             if missing:
                 raise ArtifactError(f"{path} is not a trajectory shard", got=f"no column {', '.join(missing)}", accepted=", ".join(SCHEMA.names))
             yield from file.iter_batches(batch_size=ROWS_PER_ROW_GROUP, columns=list(columns or SCHEMA.names))
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise ArtifactError(f"{path} is damaged", got=str(error).splitlines()[0], do="restore it with `dvc checkout` or run the step again") from error
 
 

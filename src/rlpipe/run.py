@@ -65,11 +65,13 @@ def _cell(name: str, row: dict[str, Any]) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def places(session: Session) -> str:
-    """Where what the run made lies."""
+def places(session: Session, content: dict[str, Any]) -> str:
+    """Where what the run made lies: the last round's policy, and the champion's."""
     last = len(session.rounds)
+    champion = max((row["round"] for row in content["rounds"] if row["decision"] == "promote"), default=0)
     lines = {
         "policy": layout.artifact_path("policy", last) / "modules" / "policy",
+        "champion": layout.artifact_path("policy", champion) / "modules" / "policy",
         "trajectories": layout.artifact_path("trajectories", last),
         "evaluation": layout.artifact_path("evaluation", last) / "evaluation.json",
         "report": layout.RUN_REPORT,

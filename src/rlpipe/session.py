@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping
@@ -107,7 +108,7 @@ class Session:
         start = artifact.read_manifest(self.workdir / layout.artifact_path("policy", 0))["fingerprint"]
         tasks = [artifact.sha256(self.workdir / path) for path in (layout.TRAIN_TASKS, layout.EVAL_TASKS)]
         key = run_key(params_key(resolved), start, tasks)
-        return Tracker(params.section(TrackingConfig, self.raw, "tracking"), self.workdir, key, resolved)
+        return Tracker(params.section(TrackingConfig, self.raw, "tracking"), self.workdir, key, resolved, tags=retry_tags(self.workdir, key))
 
     def finish(self, status: str) -> None:
         """End the MLflow parent run, if this run came far enough to have one."""
@@ -119,15 +120,18 @@ class Session:
         if not self.tracker.enabled:
             return
         inputs = {name: self._described(path, record["inputs"][name]) for name, path in call.inputs.items()}
-        self.tracker.log_step(record["step"], record["round"], {**record["numbers"], "seconds": record["seconds"]}, record["reasons"], inputs, record["params"])
+        numbers = {**record["numbers"], "seconds": record["seconds"]}
+        self.tracker.log_step(record["step"], record["round"], numbers, record["reasons"], inputs, record["params"], record["finished_at"])
         if record["step"] in ("start", "evaluate"):
             self._register(call, record)
 
     def _register(self, call: Call, record: dict[str, Any]) -> None:
+        from rlpipe.evaluate import verdict
+
         policy = call.paths["policy"]
         fingerprint = {**record["inputs"], **record["outputs"]}["policy"]
         numbers = record["numbers"]
-        version = self.tracker.register_policy(
+        self.tracker.register_policy(
             record["round"],
             policy,
             policy_version=int(numbers["policy_version"]),
@@ -135,13 +139,24 @@ class Session:
             dvc=self._described(policy, fingerprint)["dvc"],
             metrics=numbers,
         )
-        if version is not None and numbers["promoted"]:
-            self.tracker.promote(version)
+        if numbers["promoted"]:
+            self.tracker.promote(fingerprint, f"gate, round {record['round']}: {verdict.read(call.paths['evaluation'])['reason']}")
 
     def _described(self, path: Path, fingerprint: str) -> dict[str, str]:
         from rlpipe import versioning
 
         return {"path": layout.relative(path, self.workdir), "fingerprint": fingerprint, "dvc": versioning.dvc_hash(path)}
+
+
+def retry_tags(workdir: Path, key: str) -> dict[str, str]:
+    """Which run this folder held before one with other params, tasks or start policy: MLflow's params are write-once, so that is another run."""
+    place = workdir / ".rlpipe" / "run_key.json"
+    before = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else {}
+    if before.get("key") != key:
+        before = {"key": key, "retry_of": before.get("key", "")}
+        place.parent.mkdir(parents=True, exist_ok=True)
+        artifact.write_json(place, before)
+    return {"rlpipe.retry_of": f"rlpipe-{before['retry_of'][:8]}"} if before["retry_of"] else {}
 
 
 def _scores_otherwise(raw: Mapping[str, Any]) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -69,6 +70,24 @@ def configs(raw: Mapping[str, Any]) -> dict[str, Any]:
     sections["kubeflow"] = params.section(KubeflowConfig, raw, "kubeflow")
     _check_together(sections)
     return sections
+
+
+HOLDERS = {"run": "rollout", "engine": "rollout", "backend": "train", "model": "model"}
+"""A step whose section has the shared section."""
+
+
+def switched(raw: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """`raw` after `--set`, without keys that an assigned `type` does not have: those of the type that stood there, which a written file lists all."""
+    paths = [assignment.partition("=")[0].split(".") for assignment in assignments]
+    for path in (path for path in paths if path[-1] == "type" and path[0] in (*HOLDERS, *layout.MODULES)):
+        place = functools.reduce(lambda found, key: found[key], path[:-1], raw)
+        loc = path[:-1] if path[0] in HOLDERS else path[1:-1]
+        model = params.model_at(load(HOLDERS.get(path[0], path[0])).signature.config, [*loc, place["type"]])
+        if "type" in model.model_fields and model.model_fields["type"].default == place["type"]:
+            given = {other[len(path) - 1] for other in paths if len(other) >= len(path) and other[: len(path) - 1] == path[:-1]}
+            for key in place.keys() - model.model_fields.keys() - given:
+                del place[key]
+    return raw
 
 
 def _check_together(sections: Mapping[str, Any]) -> None:

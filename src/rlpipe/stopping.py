@@ -36,7 +36,7 @@ def terminating() -> Iterator[None]:
 
 @contextmanager
 def saved_first(grace_seconds: float) -> Iterator[Saving]:
-    """Within it SIGTERM sets `wanted`, for the code inside to save and raise `Terminated`; after `grace_seconds` it is raised whatever that code does."""
+    """Within it SIGTERM sets `wanted`, for the code inside to save; `Terminated` is raised at its end, and after `grace_seconds` whatever that code does."""
     saving = Saving()
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -52,6 +52,8 @@ def saved_first(grace_seconds: float) -> Iterator[Saving]:
             if saving.wanted:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
+    if saving.wanted:
+        raise Terminated
 
 
 @contextmanager

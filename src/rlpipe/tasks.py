@@ -126,11 +126,15 @@ def save(path: Path, tasks: Sequence[Task]) -> None:
     """Write tasks as JSONL, whole or not at all; the same tasks give the same bytes.
 
     Raises:
-        CheckError: no tasks, or an id that stands twice.
+        CheckError: no tasks, an id that stands twice, or a text with half a surrogate pair.
     """
     _check(tasks, [f"task {i + 1}" for i in range(len(tasks))], str(path))
     lines = (json.dumps(task.model_dump(), ensure_ascii=False, allow_nan=False, separators=(", ", ": ")) for task in tasks)
-    artifact.write_text(path, "".join(f"{line}\n" for line in lines))
+    try:
+        artifact.write_text(path, "".join(f"{line}\n" for line in lines))
+    except UnicodeEncodeError as error:  # legal in JSON, and no text
+        got = ascii(error.object[max(0, error.start - 40) : error.end])
+        raise CheckError(f"{path.name} would hold half a character (a lone surrogate)", got=got, accepted="whole Unicode text") from error
 
 
 def check_overlap(train: Sequence[Task], evaluation: Sequence[Task]) -> None:
@@ -229,9 +233,17 @@ def _parsed(place: str, line: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        return json.loads(line, parse_constant=refuse)
+        return json.loads(line, parse_constant=refuse, object_pairs_hook=_once)
     except ValueError as error:
         raise CheckError(f"{place} is not JSON", got=f"{error}: {line.strip()[:80]}", accepted="one JSON object a line") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)} stands twice")
+    return found
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+
+CHAMPION = "champion"
 
 
 class Registry:
@@ -51,6 +55,29 @@ class Registry:
         """Tag the version of a policy, if there is one."""
         if (version := self.find(fingerprint)) is not None:
             self._client.set_model_version_tag(self._model, version, name, value)
+
+    def champion(self) -> str | None:
+        """The version that the alias points at."""
+        found = self._client.search_registered_models(f"name = '{self._model}'", max_results=1)
+        return str(found[0].aliases[CHAMPION]) if found and CHAMPION in found[0].aliases else None
+
+    def promote(self, version: str, why: str, at: float) -> str | None:
+        """Point the alias `champion` at a version, which notes when (UTC), why and in whose place; returns the champion before.
+
+        The notes come first, so that a promotion that was cut short is done again whole.
+        """
+        before = self.champion()
+        if before != version:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+            for name, value in (("champion_since", since), ("champion_because", why), ("champion_after", before or "")):
+                self._client.set_model_version_tag(self._model, version, name, value)
+            self._client.set_registered_model_alias(self._model, CHAMPION, version)
+        return before
+
+    def versions(self) -> dict[str, dict[str, str]]:
+        """The tags of every version of the model, whichever run registered it; the newest first."""
+        found = self._client.search_model_versions(f"name = '{self._model}'", max_results=1000)
+        return {str(version.version): dict(version.tags) for version in sorted(found, key=lambda version: -int(version.version))}
 
     def _source(self, folder: Path, run_id: str, tags: dict[str, str], uri: str) -> str:
         """Where the version's bytes are: a copy in the artifact store if small, else where the policy is kept."""

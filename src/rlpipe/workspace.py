@@ -52,7 +52,7 @@ def read_params(workdir: Path, given: Path | None, assignments: Sequence[str], n
     """
     if num_rounds is not None and num_rounds < 1:
         raise ConfigError("--rounds needs a positive number", got=num_rounds)
-    raw = params.override(params.read_yaml(find_params(workdir, given)), assignments)
+    raw = steps.switched(params.override(params.read_yaml(find_params(workdir, given)), assignments), assignments)
     if num_rounds is not None:
         raw["rounds"] = steps.round_list(num_rounds)
     raw.setdefault("rounds", steps.round_list(1))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlpipe.engines import Completion, Request, Sampling, Torch
+from rlpipe.engines.base import Begun
 from rlpipe.engines.decoding import common_prefix
 from rlpipe.engines.padded import left_padded
 from rlpipe.engines.sampling import draw, uniforms
@@ -244,6 +245,23 @@ def test_a_request_that_no_model_could_serve_leaves_the_others_alone(policies: d
     found = complete(policies["llama"], [bad[0], good, bad[1]])
     assert {name: completion.finish_reason for (name, _), completion in found.items()} == {"unknown id": "error", "good": "length", "nothing wanted": "error"}
     assert found["unknown id", 0].error == "the prompt holds token id 200, the model knows 0 to 46"
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (Request("bad", ids(3), (1,), Sampling(2, -1.0)), "the temperature is -1.0"),
+        (Request("bad", ids(3), (1,), Sampling(2, float("nan"))), "the temperature is nan"),
+        (Request("bad", ids(3), (-1,), Sampling(2, 1.0)), "the seed -1 is outside"),
+        (Request("bad", ids(3), (1,), Sampling(2, 1.0), (Begun(ids(99), np.zeros(1, np.float32)),)), "holds a token id outside of 0 to 46"),
+        (Request("bad", ids(3), (1,), Sampling(2, 1.0), (Begun(ids(4, 5), np.zeros(1, np.float32)),)), "2 tokens and 1 log-probs"),
+        (Request("bad", ids(3), (1,), Sampling(2, 1.0), (Begun(ids(4, 5, 6), np.zeros(3, np.float32)),)), "has 3 tokens, max_new_tokens is 2"),
+    ],
+)
+def test_a_wrong_request_of_any_kind_ends_alone(policies: dict[str, Path], bad: Request, why: str) -> None:
+    found = complete(policies["llama"], [bad, Request("good", ids(3, 4), (1,), Sampling(2, 1.0))])
+    assert (found["bad", 0].finish_reason, found["good", 0].finish_reason) == ("error", "length")
+    assert why in str(found["bad", 0].error)
 
 
 def test_an_abort_of_what_is_not_there_is_forgotten(policies: dict[str, Path]) -> None:

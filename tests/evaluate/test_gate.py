@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rlpipe.errors import ConfigError
 from rlpipe.evaluate.gate import Bootstrap, Guard, Pair, Paired, binomial_tail, bootstrapped
 from rlpipe.evaluate.results import TaskResult
 from rlpipe.evaluate.section import Config
@@ -81,15 +82,14 @@ def test_a_guarded_metric_that_fell_holds_whatever_was_gained() -> None:
     assert Paired()(found).decision == "promote"
     assert Paired(must_not_fall=(Guard(metric="pass_at_1"),))(found).reason.endswith("but fell: pass_at_1 by 0.15, p = 0.0001")
     assert Paired(must_not_fall=(Guard(metric="pass_at_1", by=0.3),))(found).decision == "promote"
-    assert "pass_at_8 could not be measured" in Paired(must_not_fall=(Guard(metric="pass_at_8"),))(found).reason
+    assert "pass_at_8 could be measured on 0 tasks only" in Paired(must_not_fall=(Guard(metric="pass_at_8"),))(found).reason
 
 
 def test_a_slice_that_fell_holds_and_a_small_one_is_not_looked_at() -> None:
     gained, fell = pairs((60, RIGHT, WRONG), kind="short"), pairs((8, WRONG, RIGHT), (12, RIGHT, RIGHT), kind="long")
     assert Paired()(gained + fell).decision == "promote"
-    assert Paired(slices=("kind",))(gained + fell).reason.endswith("but fell: kind=long by 0.4, p = 0.00391")
+    assert Paired(slices=("kind",))(gained + fell).reason.endswith('but fell: kind="long" by 0.4, p = 0.00391')
     assert Paired(slices=("kind",), min_slice_tasks=21)(gained + fell).decision == "promote"
-    assert Paired(slices=("topic",))(gained + fell).decision == "promote"
 
 
 def test_the_error_of_looking_at_slices_is_shared_among_them() -> None:
@@ -97,6 +97,32 @@ def test_the_error_of_looking_at_slices_is_shared_among_them() -> None:
     assert Paired(slices=("kind",), min_slice_tasks=20)(fell + gained).decision == "promote"  # two slices: 0.025 each
     other = [pair._replace(metadata={}) for pair in gained]
     assert Paired(slices=("kind",))(fell + other).decision == "hold"  # one slice: 0.05
+
+
+def test_a_slice_is_one_value_of_the_metadata_whatever_its_type() -> None:
+    found = [pair._replace(metadata={"level": level}) for level in (1, "1", {"a": 1, "b": 2}, {"b": 2, "a": 1}) for pair in pairs((20, RIGHT, RIGHT))]
+    looked = Paired(slices=("level",)).looked_at(found)
+    assert [(one.name, one.num_tasks) for one in looked] == [('level="1"', 20), ("level=1", 20), ('level={"a": 1, "b": 2}', 40)]
+
+
+def test_what_would_guard_nothing_or_twice_is_refused() -> None:
+    for twice in ({"slices": ["kind", "kind"]}, {"must_not_fall": [{"metric": "pass_at_1"}, {"metric": "pass_at_1", "by": 0.1}]}):
+        with pytest.raises(ValidationError, match="twice"):
+            Paired.model_validate(twice)
+    with pytest.raises(ConfigError, match="got topik; accepted: level, topic"):
+        Paired(slices=("topic", "topik")).check_slices([{"topic": "a"}, {"level": 1}])
+    with pytest.raises(ValidationError, match="min_tasks"):
+        Bootstrap(min_tasks=1)
+
+
+def test_a_guard_that_few_tasks_measure_holds_and_says_so() -> None:
+    few = [Pair(row("a", True, 0, of=0), row("a", False, 0, of=0), {})] * 40 + pairs((3, (True, 2), (True, 3)))
+    assert Paired(must_not_fall=(Guard(metric="pass_at_1"),))(few).reason.endswith("but fell: pass_at_1 could be measured on 3 tasks only")
+
+
+def test_the_bootstrap_resolves_a_small_error() -> None:
+    won = pairs((200, (False, 3), (False, 1)))
+    assert Bootstrap(looks=600)(won).decision == "promote"  # 0.05 / 600 = 8.3e-5, below 1 / 10,001
 
 
 def simulated(num: int, challenger: float, champion: float, seed: int = 0) -> list[list[Pair]]:

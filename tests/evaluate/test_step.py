@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from rlpipe import artifact, chunks, params, tasks
 from rlpipe.engines import Torch
-from rlpipe.errors import ConfigError
+from rlpipe.engines.base import Completion
+from rlpipe.engines.torch_engine import TorchEngine
+from rlpipe.errors import ConfigError, EngineError
 from rlpipe.evaluate import results, verdict
 from rlpipe.evaluate.gate import Paired
 from rlpipe.evaluate.measuring import Measurement, measure
@@ -70,6 +73,21 @@ def test_a_prompt_over_the_models_length_is_unscored_not_wrong(policies: list[Pa
     numbers = results.metrics(found.results, (1,))
     assert (numbers["num_eval_tasks"], numbers["num_unscored"]) == (8, 1)
     assert numbers["greedy_accuracy"] == sum(bool(row.correct) for row in found.results) / 7
+
+
+def test_an_engine_that_fails_says_nothing_of_the_policy(policies: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More failures than `max_unscorable` end the step, and nothing of them is kept for the next call."""
+    whole = measure(CONFIG, policies[0], seven_tasks(), 1, tmp_path / "whole")
+
+    def lost(self: TorchEngine) -> Iterator[Completion]:
+        yield from (replace(done, finish_reason="error", error="connection lost") for done in stream(self))
+
+    stream = TorchEngine.stream
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchEngine, "stream", lost)
+        with pytest.raises(EngineError, match="28 of 28 completions, most often: connection lost"):
+            measure(CONFIG, policies[0], seven_tasks(), 1, tmp_path / "failed")
+    assert measure(CONFIG, policies[0], seven_tasks(), 1, tmp_path / "failed").results == whole.results
 
 
 def test_metrics_by_hand() -> None:
@@ -153,7 +171,7 @@ def test_a_killed_evaluation_goes_on_after_the_tasks_it_finished(
     def killed(path: Path, rows: Iterable[Trajectory]) -> None:
         if len(written) == num_written:
             raise KeyboardInterrupt
-        written.append(f"{path.parent.parent.name}/{path.stem}")
+        written.append(f"{path.parent.name}/{path.stem}")
         write(path, rows)
 
     monkeypatch.setattr(chunks, "write", killed)

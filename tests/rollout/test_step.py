@@ -97,7 +97,7 @@ def make_chunks(inputs: dict[str, Path], out: Path, config: Config, num_chunks: 
 def test_a_killed_round_goes_on_to_the_same_bytes(inputs: dict[str, Path], tmp_path: Path, num_chunks: int) -> None:
     whole = roll(inputs, tmp_path / "whole")
     make_chunks(inputs, tmp_path / "killed", CONFIG, num_chunks)
-    (tmp_path / "killed" / "trajectories" / "chunks" / ".chunk-00002.parquet.partial").write_bytes(b"PAR1")
+    (tmp_path / "killed" / "trajectories" / artifact.RESUME / ".chunk-00002.parquet.partial").write_bytes(b"PAR1")
     assert roll(inputs, tmp_path / "killed") == whole
     for name in ("trajectories", "progress"):
         assert artifact.fingerprint(tmp_path / "killed" / name) == artifact.fingerprint(tmp_path / "whole" / name)
@@ -106,8 +106,9 @@ def test_a_killed_round_goes_on_to_the_same_bytes(inputs: dict[str, Path], tmp_p
 def test_a_damaged_chunk_is_named_and_made_again(inputs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     roll(inputs, tmp_path / "whole")
     make_chunks(inputs, tmp_path / "killed", CONFIG, 2)
-    damaged = tmp_path / "killed" / "trajectories" / "chunks" / "chunk-00001.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-20])
+    damaged = tmp_path / "killed" / "trajectories" / artifact.RESUME / "chunk-00001.parquet"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])  # one bit
     roll(inputs, tmp_path / "killed")
     assert "chunk=chunk-00001.parquet state=damaged" in caplog.text
     assert artifact.fingerprint(tmp_path / "killed" / "trajectories") == artifact.fingerprint(tmp_path / "whole" / "trajectories")

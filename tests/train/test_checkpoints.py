@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from rlpipe import artifact
 from rlpipe.stopping import Terminated
@@ -92,7 +93,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_what_was_skipped_is_named(
         at_step(patch, 4, killed)
         with pytest.raises(KeyboardInterrupt):
             train(settings, tmp_path / "killed", inputs)
-    folder = tmp_path / "killed" / checkpoints.FOLDER
+    folder = tmp_path / "killed" / artifact.RESUME
     assert sorted(path.name for path in folder.iterdir()) == ["000001", "000002", "000003"]
     (folder / "000003" / "manifest.json").unlink()
     weights = folder / "000002" / checkpoints.WEIGHTS
@@ -116,6 +117,35 @@ def test_sigterm_ends_the_step_saves_and_leaves(inputs: dict[str, Path], tmp_pat
     assert found.num_steps == 2
     train(settings, tmp_path / "ended", inputs)
     assert artifact.folder_fingerprint(tmp_path / "ended") == artifact.folder_fingerprint(tmp_path / "whole")
+
+
+def test_sigterm_in_the_last_step_saves_and_leaves_too(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(**EVERY_STEP | {"checkpoint": {"seconds": None}})
+    steps = train(settings, tmp_path / "whole", inputs)["optimizer_steps"]
+    with monkeypatch.context() as patch:
+        at_step(patch, steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Terminated):
+            train(settings, tmp_path / "ended", inputs)
+    made = at_step(monkeypatch, 0, killed)
+    train(settings, tmp_path / "ended", inputs)
+    assert made == []
+    assert artifact.folder_fingerprint(tmp_path / "ended") == artifact.folder_fingerprint(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device (os error 28)")])
+def test_a_checkpoint_without_room_ends_no_training(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    whole = train(config(**EVERY_STEP), tmp_path / "whole", inputs)
+
+    def full(place: Path, *_: Any) -> None:
+        (place / "half").mkdir(parents=True)
+        raise error
+
+    monkeypatch.setattr(checkpoints, "_write", full)
+    assert train(config(**EVERY_STEP), tmp_path / "full", inputs) == whole
+    assert "checkpoint=000001 state=not_saved reason=No space left on device" in caplog.text
+    assert list((tmp_path / "full" / artifact.RESUME).iterdir()) == []
 
 
 def test_a_step_that_outlasts_the_grace_is_left(inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

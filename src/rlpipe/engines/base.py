@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
+
+MAX_SEED = 2**128
 
 if TYPE_CHECKING:
     import torch
@@ -133,8 +136,28 @@ def refused(request: Request, max_length: int, vocab_size: int | None = None) ->
     outside = [int(i) for i in request.prompt_ids if vocab_size is not None and not 0 <= i < vocab_size]
     if outside:
         return f"the prompt holds token id {outside[0]}, the model knows 0 to {vocab_size - 1}"  # type: ignore[operator]
+    if not 0 <= request.sampling.temperature < math.inf:
+        return f"the temperature is {request.sampling.temperature}, 0 or more is accepted"
+    if wrong := [seed for seed in request.seeds if not 0 <= seed < MAX_SEED]:
+        return f"the seed {wrong[0]} is outside of 0 to {MAX_SEED - 1}"
+    return _wrong_begun(request, vocab_size) or _too_long(request, max_length)
+
+
+def _wrong_begun(request: Request, vocab_size: int | None) -> str | None:
     if request.begun and len(request.begun) != len(request.seeds):
         return f"{len(request.begun)} begun attempts for {len(request.seeds)} seeds"
+    for had in request.begun:
+        if len(had.token_ids) != len(had.logprobs):
+            return f"a begun attempt has {len(had.token_ids)} tokens and {len(had.logprobs)} log-probs"
+        if len(had.token_ids) > request.sampling.max_new_tokens:
+            return f"a begun attempt has {len(had.token_ids)} tokens, max_new_tokens is {request.sampling.max_new_tokens}"
+        if vocab_size is not None and any(not 0 <= i < vocab_size for i in had.token_ids):
+            return f"a begun attempt holds a token id outside of 0 to {vocab_size - 1}"
+    return None
+
+
+def _too_long(request: Request, max_length: int) -> str | None:
+    length, new = len(request.prompt_ids), request.sampling.max_new_tokens
     if length + new > max_length:
         return f"a prompt of {length} tokens and {new} new ones are over the model's length of {max_length}"
     return None

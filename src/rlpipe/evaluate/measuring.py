@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from rlpipe import chunks
 from rlpipe.engines.base import Engine, Sampling
-from rlpipe.errors import ConfigError
+from rlpipe.errors import ConfigError, EngineError
 from rlpipe.evaluate.results import TaskResult
 from rlpipe.evaluate.section import Config
 from rlpipe.policies import causal_lm
@@ -20,8 +20,6 @@ from rlpipe.rollout.generate import Origin, generate
 from rlpipe.rollout.prompts import Prompt, render
 from rlpipe.tasks import Task
 from rlpipe.trajectory import Trajectory
-
-KINDS = ("greedy", "sampled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,7 @@ def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: in
 
     Raises:
         ConfigError: more than `config.max_unscorable` of the prompts do not fit the model.
+        EngineError: the engine failed at more than that share of the completions.
         ScorerError: more than `config.max_unscorable` of the completions could not be scored.
     """
     scorer = Scorer(config.reward_section)
@@ -56,9 +55,8 @@ def measure(config: Config, policy: Path, tasks: Sequence[Task], round_index: in
             raise ConfigError("evaluation tasks do not fit the model", got=got, accepted=accepted, do="lower evaluate.max_new_tokens or shorten the prompts")
         make = _Attempts(config, engine, tokenizer, prompts, origin, folder)
         made = [*make("greedy", 0.0, 1), *make("sampled", config.temperature, config.num_attempts)]
+    check_made(made, config.max_unscorable)
     scored = scorer.score(made, {task.task_id: task for task in tasks})
-    for kind in KINDS:
-        shutil.rmtree(folder / kind, ignore_errors=True)
     greedy = {row.task_id: row for row in scored[: len(prompts)]}
     sampled = _by_task(scored[len(prompts) :])
     reasons = {entry["task_id"]: f"prompt of {entry['num_tokens']} tokens, model length {entry['max_length']}" for entry in rejected}
@@ -84,7 +82,24 @@ class _Attempts:
             return [row for group in generate(self.engine, self.tokenizer, part, sampling, num_attempts, self.origin) for row in group]
 
         parts = [self.prompts[i : i + size] for i in range(0, len(self.prompts), size)] if num_attempts else []
-        return [row for rows in chunks.resumed(self.folder / kind, parts, make) for row in rows]
+        return [row for rows in chunks.resumed(self.folder, parts, make, _was_made, kind) for row in rows]
+
+
+def check_made(rows: Sequence[Trajectory], max_unscorable: float) -> None:
+    """Refuse completions of which the engine failed at more than allowed: that says nothing of the policy.
+
+    Raises:
+        EngineError: with the most frequent reason.
+    """
+    failed = Counter(row.status_reason or "no reason given" for row in rows if not _was_made(row))
+    if failed.total() > max_unscorable * len(rows):
+        (reason, _), *_ = failed.most_common(1)
+        got = f"{failed.total()} of {len(rows)} completions, most often: {reason}"
+        raise EngineError("the engine failed during an evaluation", got=got, accepted=f"a share of at most {max_unscorable:g}", do="run the same command again")
+
+
+def _was_made(row: Trajectory) -> bool:
+    return row.status != "infra_error"
 
 
 def _by_task(rows: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from rlpipe.engines import EngineConfig, Torch
 from rlpipe.evaluate.gate import Gate, Paired
-from rlpipe.params import PositiveInt, Run, Section
+from rlpipe.params import NonEmpty, PositiveInt, Run, Section
 from rlpipe.reward.exact_match import ExactMatch
 from rlpipe.reward.section import RewardConfig, RewardSection, code_hashes
 
@@ -33,7 +33,7 @@ class Config(Section):
     temperature: float = Field(1.0, gt=0)
     """Of the sampled attempts."""
     max_new_tokens: PositiveInt = 16
-    stop: tuple[str, ...] = ("\n",)
+    stop: tuple[NonEmpty, ...] = ("\n",)
     chunk_groups: PositiveInt = 64
     """Tasks computed together."""
     gate: Gate = Paired()

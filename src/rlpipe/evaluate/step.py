@@ -17,6 +17,8 @@ def run(config: Config, *, policy: In, tasks: In, evaluation_in: In, evaluation:
     if before.content["stop"]["met"]:
         artifact.copy_contents(evaluation_in, evaluation)
         return Report(numbers=verdict.numbers(before.content), outcome="stopped")
-    measured = measure(config, policy, task_files.load(tasks), round_index, evaluation)
+    asked = task_files.load(tasks)
+    config.gate.check_slices([task.metadata for task in asked])
+    measured = measure(config, policy, asked, round_index, evaluation)
     content = verdict.write(config, evaluation, measured, artifact.content_key(policy), before, round_index)
     return Report(numbers=verdict.numbers(content), facts={"policy_version": measured.policy_version, "decision": content["decision"]})

@@ -59,6 +59,7 @@ def write(config: Config, folder: Path, measured: Measurement, fingerprint: str,
         "pass_at": {name.removeprefix("pass_at_"): value for name, value in found.items() if name.startswith("pass_at_")},
         "decision": decision.decision,
         "reason": decision.reason,
+        "looked_at": [one._asdict() for one in config.gate.looked_at(_pairs(measured, before))] if before is not None else [],
         "champion": itself if before is None or promoted else before.content["champion"],
         "stop": stop(config, found, [] if before is None else before.content["stop"]["course"], round_index),
     }
@@ -74,8 +75,12 @@ def decide(config: Config, measured: Measurement, fingerprint: str, before: Befo
         return Decision("promote", "the start policy is the first champion")
     if fingerprint == before.content["champion"]["fingerprint"]:
         return Decision("hold", "the policy is the champion, byte for byte")
+    return config.gate(_pairs(measured, before))
+
+
+def _pairs(measured: Measurement, before: Before) -> list[Pair]:
     champion = {row.task_id: row for row in before.champion}
-    return config.gate([Pair(row, champion[row.task_id], measured.metadata[row.task_id]) for row in measured.results if row.task_id in champion])
+    return [Pair(row, champion[row.task_id], measured.metadata[row.task_id]) for row in measured.results if row.task_id in champion]
 
 
 def stop(config: Config, metrics: dict[str, float | int | None], course: list[list[Any]], round_index: int) -> dict[str, Any]:

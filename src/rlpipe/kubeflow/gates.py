@@ -68,7 +68,7 @@ def finish(status: Any, tracking: Mapping[str, Any], run_id: str, summary: Artif
 
     with guarded("finish"), tempfile.TemporaryDirectory() as folder:
         config = params.validated(TrackingConfig, wire.received(tracking), "tracking")
-        tracker = Tracker(config, Path(folder), "", {})
+        tracker = Tracker(config, Path(folder), "", {}, keep=False)
         rows = tracker.rounds_tagged("rlpipe.run_id", run_id)
         tracker.finish_tagged("rlpipe.run_id", run_id, STATES.get(status.state, "FAILED"))
         ended = {"state": status.state, "error": status.error_message, "task": status.pipeline_task_name, "run_id": run_id}

@@ -157,14 +157,15 @@ class Task:
             tracker = self.tracker({})
             version = tracker.version_of(content["policy_fingerprint"]) or ""
             if version:
-                tracker.promote(version)
+                tracker.promote(content["policy_fingerprint"], f"gate, round {self.round_index}: {content['reason']}")
             decision = f"Round {self.round_index}: **{content['decision']}**, {content['reason']}\n\nregistered version: {version or 'none'}\n"
             artifact.write_text(Path(summary.path), decision)
         return version
 
     def tracker(self, section: Mapping[str, Any]) -> Tracker:
         """MLflow's run of this Kubeflow run; `section` is the step's, as its part of the run's params."""
-        return Tracker(self._tracking, Path.cwd(), self._run_key, self.known(section), complete=False, tags={"rlpipe.run_id": self._run_id})
+        tags = {"rlpipe.run_id": self._run_id}
+        return Tracker(self._tracking, Path.cwd(), self._run_key, self.known(section), complete=False, tags=tags, keep=False)
 
     def known(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """What this task knows of the run's params, by the names they have there."""
@@ -178,11 +179,12 @@ class Task:
         if not tracker.enabled:
             return
         inputs = {name: {"path": self._place(call, name, handed), "fingerprint": record["inputs"][name], "dvc": None} for name in call.inputs}
-        tracker.log_step(record["step"], record["round"], {**record["numbers"], "seconds": record["seconds"]}, record["reasons"], inputs, record["params"])
+        numbers = {**record["numbers"], "seconds": record["seconds"]}
+        tracker.log_step(record["step"], record["round"], numbers, record["reasons"], inputs, record["params"], record["finished_at"])
         if record["step"] in ("start", "evaluate"):
             fingerprint = {**record["inputs"], **record["outputs"]}["policy"]
             version = int(record["numbers"]["policy_version"])
-            registered = tracker.register_policy(
+            tracker.register_policy(
                 record["round"],
                 call.paths["policy"],
                 policy_version=version,
@@ -191,8 +193,8 @@ class Task:
                 metrics=record["numbers"],
                 uri=self._place(call, "policy", handed),
             )
-            if registered is not None and record["step"] == "start":
-                tracker.promote(registered)
+            if record["step"] == "start":
+                tracker.promote(fingerprint, "the start policy is the first champion")
 
     def _place(self, call: Call, name: str, handed: Mapping[str, Artifact]) -> str:
         """Where an artifact is kept: its URI, or on a local runner, whose URIs are paths of this machine, where it goes in the working folder."""

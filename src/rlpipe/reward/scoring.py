@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlpipe.errors import CheckError
@@ -63,8 +65,11 @@ class Scorer:
             return row.with_rewards([RewardValue(reward.label, None, "skipped", row.status) for reward in rewards], None)
         values = [RewardValue(reward.label, *outcome) for reward, outcome in zip(rewards, outcomes, strict=True)]
         counted = [(reward.weight, value.value) for reward, value in zip(rewards, values, strict=True) if reward.weight]
-        total = sum(weight * value for weight, value in counted if value is not None)
-        return row.with_rewards(values, None if any(value is None for _, value in counted) else float(total))
+        total = float(sum(weight * value for weight, value in counted if value is not None))
+        if not math.isfinite(total):
+            why = "NotFinite: the weighted sum of the rewards is not a finite number"
+            return row.with_rewards([replace(value, value=None, status="error", reason=why) for value in values], None)
+        return row.with_rewards(values, None if any(value is None for _, value in counted) else total)
 
 
 def _task(row: Trajectory, tasks: Mapping[str, Task]) -> Task:

@@ -29,13 +29,12 @@ def run(config: Config, *, kept: In, tasks: In, history_in: In, scored: Out, his
 
     An interrupted call goes on after the last batch that was scored.
     """
-    from rlpipe import chunks, dataset
+    from rlpipe import dataset
 
     scoring = Scoring(config, total=sum(dataset.shard_rows(kept).values()), folder=scored)
     past = task_history.read(history_in)
     known = {task.task_id: task for task in task_files.load(tasks)}
     num_written = dataset.write(scored, scoring.run(dataset.read_groups(kept), known, past, round_index))
-    chunks.remove(scored)
     task_history.write(history, past)
     return Report(
         numbers={**scoring.numbers(), "num_written": num_written},

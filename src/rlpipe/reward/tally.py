@@ -91,5 +91,8 @@ def kind(reward: RewardValue) -> str:
 
 
 def mean(values: list[float]) -> float | None:
-    """Exactly rounded mean; None of nothing."""
-    return math.fsum(values) / len(values) if values else None
+    """Exactly rounded mean, of values whose sum is no number too; None of nothing."""
+    try:
+        return math.fsum(values) / len(values) if values else None
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)

@@ -81,9 +81,7 @@ def chunks_of(num_prompts: int, config: Config, shard_index: int = -1) -> range:
 
 def join(folder: Path, chunks: range) -> Counts:
     """Turn the chunks into the dataset's shards, and count what is in them."""
-    counts = write_rows(folder, (batch for k in chunks for batch in dataset.read_shard(finished.path_of(folder, k))))
-    finished.remove(folder)
-    return counts
+    return write_rows(folder, (batch for k in chunks for batch in dataset.read_shard(finished.path_of(folder, k))))
 
 
 def write_rows(folder: Path, batches: Iterable[pa.RecordBatch]) -> Counts:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from rlpipe.engines import EngineConfig, Sampling, Torch
-from rlpipe.params import PositiveInt, Run, Section
+from rlpipe.params import NonEmpty, PositiveInt, Run, Section
 from rlpipe.rollout.selectors import Selector, Uniform
 
 WHOLE_VOCABULARY = (
@@ -28,7 +28,7 @@ class Config(Section):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    stop: tuple[str, ...] = ("\n",)
+    stop: tuple[NonEmpty, ...] = ("\n",)
     """Texts that end a completion; the token that completes one is kept and trained."""
     max_new_tokens: PositiveInt = 16
     selector: Selector = Uniform()

@@ -1,8 +1,8 @@
 """Where a round's training stands, so that a killed one goes on after its last whole checkpoint, with the losses it would have had.
 
-    checkpoints/000003/   weights.safetensors, moments.safetensors, tally.json, gaps.npz, state.json, manifest.json
+    .resume/000003/   weights.safetensors, moments.safetensors, tally.json, gaps.npz, state.json, manifest.json
 
-They lie in the unfinished policy folder and are gone from the finished one.
+They lie in the unfinished policy folder, in `artifact.RESUME`, and are no part of the finished one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from rlpipe import artifact
 from rlpipe.errors import ArtifactError
+from rlpipe.policies.saving import disk_errors
 from rlpipe.stopping import Saving, Terminated, saved_first
 from rlpipe.train.backends import Backend
 from rlpipe.train.ranks import Ranks
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rlpipe")
 
-FOLDER = "checkpoints"
 WEIGHTS, MOMENTS, TALLY, GAPS, STATE = "weights.safetensors", "moments.safetensors", "tally.json", "gaps.npz", "state.json"
 PLAIN = tuple(field.name for field in fields(MicroNumbers) if field.name != "gaps")
 
@@ -73,12 +73,13 @@ class Saved:
 
 
 def newest(policy: Path) -> Saved | None:
-    """The whole checkpoint with the most optimizer steps in an unfinished policy folder; what is newer and not whole is named and left out."""
-    for folder in sorted((policy / FOLDER).glob("[0-9]*"), reverse=True):
+    """The whole checkpoint with the most optimizer steps in an unfinished policy folder; what is newer and not whole is named and removed."""
+    for folder in sorted((policy / artifact.RESUME).glob("[0-9]*"), reverse=True):
         try:
             artifact.verify(folder)
         except ArtifactError as error:
             log.warning("checkpoint=%s state=skipped reason=%s", folder.name, error)
+            shutil.rmtree(folder, ignore_errors=True)
             continue
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         return Saved(folder, state["num_steps"], state["seconds"])
@@ -89,7 +90,7 @@ class Checkpoints:
     """Saves the state of one round's training now and then, on all ranks at once; the first writes."""
 
     def __init__(self, policy: Path, settings: Checkpoint, backend: Backend, saved: Saved | None) -> None:
-        self.folder, self.settings, self.backend, self.saved = policy / FOLDER, settings, backend, saved
+        self.folder, self.settings, self.backend, self.saved = policy / artifact.RESUME, settings, backend, saved
         self._began = self._last = time.monotonic()
         self._saving = Saving()
 
@@ -109,13 +110,13 @@ class Checkpoints:
         """The numbers of the optimizer steps that need not be made again."""
         return self.saved.tally(self.backend.ranks) if self.saved else Tally()
 
-    def after_step(self, num_steps: int, tally: Tally) -> None:
-        """Save if that is due.
+    def after_step(self, num_steps: int, tally: Tally, *, last: bool = False) -> None:
+        """Save if that is due; after the `last` step, which the finished policy follows, only where the process is to end.
 
         Raises:
             Terminated: SIGTERM had come; everything is saved.
         """
-        due, wanted = self.backend.ranks.gather((self._due(), self._saving.wanted))[0]
+        due, wanted = self.backend.ranks.gather((self._due() and not last, self._saving.wanted))[0]
         if due or wanted:
             self._save(num_steps, tally)
         if wanted:
@@ -135,12 +136,24 @@ class Checkpoints:
         place = self.folder / f"{num_steps:06d}"
         with self.backend.whole_weights():
             if self.backend.ranks.first:
-                _write(place, self.backend.module, moments, replace(tally, micros=micros))
-                artifact.write_json(place / STATE, {"num_steps": num_steps, "optimizer_steps": taken, "seconds": self.seconds})
-                artifact.write_manifest(place)
-                _remove_others(place)
+                state = {"num_steps": num_steps, "optimizer_steps": taken, "seconds": self.seconds}
+                _keep(place, self.backend.module, moments, replace(tally, micros=micros), state)
         self._last = time.monotonic()
-        log.info("checkpoint=%s state=saved", place.name)
+
+
+def _keep(place: Path, module: PreTrainedModel, moments: dict[str, torch.Tensor], tally: Tally, state: dict[str, Any]) -> None:
+    """Write a checkpoint, and then remove those before; where there is no room for one, training goes on without."""
+    try:
+        with disk_errors():
+            _write(place, module, moments, tally)
+        artifact.write_json(place / STATE, state)
+        artifact.write_manifest(place)
+    except OSError as error:
+        shutil.rmtree(place, ignore_errors=True)
+        log.warning("checkpoint=%s state=not_saved reason=%s", place.name, error.strerror or error)
+        return
+    _remove_others(place)
+    log.info("checkpoint=%s state=saved", place.name)
 
 
 def _write(place: Path, module: PreTrainedModel, moments: dict[str, torch.Tensor], tally: Tally) -> None:

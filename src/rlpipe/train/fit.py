@@ -12,6 +12,7 @@ from rlpipe import artifact
 from rlpipe.errors import NoSignalError
 from rlpipe.policies import causal_lm, evaluation, fitness, layers
 from rlpipe.policies.device import keep_freed_memory, num_cores
+from rlpipe.policies.saving import disk_errors
 from rlpipe.step import Report
 from rlpipe.train import checkpoints
 from rlpipe.train.backends import Backend
@@ -123,7 +124,7 @@ def _save(config: Config, backend: Backend, policy_in: Path, policy: Path, start
     tensors: dict[str, torch.Tensor] = {}
     if config.optimizer_state == "keep":
         tensors, state["optimizer_steps"] = backend.optimizer_state()
-    with backend.whole_weights():
+    with backend.whole_weights(), disk_errors():
         if backend.ranks.first:
             _write(config, backend.module, tensors, policy_in, policy, start, state)
 
@@ -136,7 +137,6 @@ def _write(
         _save_optimizer(policy / OPTIMIZER, moments)
     state |= carry_modules(config.start_from, config.kl, policy_in, policy, start)
     save_trained(policy, module, config.trainable, start.folder, state)
-    shutil.rmtree(policy / checkpoints.FOLDER, ignore_errors=True)
 
 
 def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -148,10 +148,10 @@ def _save_optimizer(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what an interrupted call left, but for its checkpoints: they go when all else is written."""
+    """Remove what an interrupted call left, but for its checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     for place in folder.iterdir():
-        if place.is_dir() and place.name != checkpoints.FOLDER:
+        if place.is_dir() and place.name != artifact.RESUME:
             shutil.rmtree(place)
         elif not place.is_dir():
             place.unlink()

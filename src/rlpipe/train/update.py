@@ -66,8 +66,8 @@ def update(
         rate = learning_rate(config.learning_rate, version, config.warmup_steps)
         optimizer_step([groups[i] for i in chosen], backend, config, rate, tally, version if incoming and number == 0 else None)
         version += 1
-        if checkpoints and number + 1 < len(steps):
-            checkpoints.after_step(number + 1, tally)
+        if checkpoints:
+            checkpoints.after_step(number + 1, tally, last=number + 1 == len(steps))
     dropped = num_dropped(len(groups), config.groups_per_step, config.drop_last)
     tally.micros = [micro for part in backend.ranks.gather(tally.micros) for micro in part]
     return Updated(version, {**tally.numbers(checkpoints.seconds if checkpoints else time.monotonic() - began), "num_groups_dropped": dropped})
