@@ -44,6 +44,7 @@ SURFACES = (
     "space",
     "gathering",
     "planning",
+    "comparing",
 )
 
 

@@ -214,6 +214,10 @@ def _add_tools(command: Command) -> None:
     inspect = command("inspect", "show a trajectory dataset: counts, statuses, lengths, rewards", commands.inspect)
     inspect.add_argument("path", type=Path)
     inspect.add_argument("-n", dest="num", type=int, default=0, metavar="K", help="also show K trajectories as text, spans marked")
+    diff = command("diff", "show what differs between two runs, and which numbers moved", commands.diff)
+    for name in ("first", "second"):
+        diff.add_argument(name, type=Path, metavar="DIR", help=f"working folder of the {name} run")
+    diff.add_argument("--json", action="store_true", help="as JSON instead of text")
     ps = command("ps", "show what of rlpipe is alive on this machine", commands.ps)
     ps.add_argument("--workdir", type=Path, default=Path(), metavar="D", help="working folder whose lock is looked at (default: the current one)")
     replay = command("replay", "train on scored datasets without generating", commands.replay)

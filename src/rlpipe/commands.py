@@ -146,6 +146,14 @@ def _tracker(options: Namespace) -> Any:
     return Tracker(params.section(TrackingConfig, raw, "tracking"), workdir, "", {})
 
 
+def diff(options: Namespace) -> None:
+    """`rlpipe diff`: what differs between the runs of two working folders, and which numbers moved."""
+    from rlpipe import comparing
+
+    found = comparing.compare(options.first, options.second)
+    _say(found.as_json() if options.json else found.as_text())
+
+
 def ps(options: Namespace) -> None:
     """`rlpipe ps`: what of rlpipe is alive on this machine, and who works in the folder."""
     from rlpipe import processes, workspace

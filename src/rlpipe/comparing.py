@@ -1,4 +1,4 @@
-"""What differs between two runs, and which numbers moved: `rlpipe diff`. Reads their records and params, nothing else."""
+"""What differs between two runs, and which numbers moved: `rlpipe diff`. Reads their records, nothing else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpipe import layout, params, records, steps
+from rlpipe import keys, layout, records
 from rlpipe.errors import ArtifactError
 from rlpipe.tracking_place import flat
-from rlpipe.workspace import PARAMS
 
 CLOCK = ("seconds", "peak_memory_mb")
 """Beginnings of the numbers that differ from run to run whatever is done."""
@@ -38,7 +37,7 @@ class Comparison:
 
     Attributes:
         environment: versions, CPU, commit.
-        params: resolved params by dotted names; where a run happens (`kubeflow`, `tracking`) does not count.
+        params: what the steps were run with, by dotted names; each step's last.
         artifacts: outputs by `step of round N: name`, in the order of a run, with the sha256 of each.
         numbers: what steps measured, but for seconds and memory.
         num_artifacts: outputs that both runs recorded.
@@ -96,8 +95,7 @@ class _Run:
         return {name: " ".join(value) if isinstance(value, list) else value for name, value in flat(last.get("environment", {}))}
 
     def params(self) -> dict[str, Any]:
-        raw = params.read_yaml(self.folder / PARAMS) if (self.folder / PARAMS).is_file() else {}
-        return dict(flat({name: value for name, value in steps.resolved(raw).items() if name not in ("kubeflow", "tracking", "rounds")}))
+        return {name: value for (step, _), record in self.records.items() for name, value in keys.named(step, record["params"]).items()}
 
     def outputs(self) -> dict[str, Any]:
         return {f"{_named(*at)}: {name}": sha256 for at, record in self.records.items() for name, sha256 in record["outputs"].items()}

@@ -131,7 +131,7 @@ def _between(before: Mapping[str, Any], key: Key, without: Collection[str]) -> I
     if [before.get(name) for name in ("step", "round")] != [key["step"], key["round"]]:
         yield f"made by {before.get('step')} of round {before.get('round')}"
     yield from _hashes("input ", {name: value for name, value in before.get("inputs", {}).items() if name not in without}, key["inputs"])
-    yield from _settings("params", _named(key["step"], before.get("params", {})), _named(key["step"], key["params"]))
+    yield from _settings("params", named(key["step"], before.get("params", {})), named(key["step"], key["params"]))
     if before.get("code") != key["code"]:
         yield f"code changed ({_short(before.get('code'))} -> {_short(key['code'])})"
     yield from _hashes("own code ", before.get("own_code", {}), key.get("own_code", {}))
@@ -150,7 +150,7 @@ def _settings(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> I
         yield f"{what} changed: {', '.join(changed)}"
 
 
-def _named(step: str, section: Mapping[str, Any]) -> dict[str, Any]:
+def named(step: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """A filled section's values by the dotted names they have in params.yaml."""
     own = "evaluate" if step == "start" else step
     return dict(flat({name if name in params.SHARED else f"{own}.{name}": value for name, value in section.items()}))

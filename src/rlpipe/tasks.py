@@ -241,8 +241,7 @@ def _parsed(place: str, line: str) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)} stands twice")
+        raise ValueError(f"the key {next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))} stands twice")
     return found
 
 
