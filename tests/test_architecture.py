@@ -19,8 +19,8 @@ ONLY_IN = {
     "mlflow": ("tracking.py", "tracking_client.py", "tracking_run.py", "tracking_runs.py", "tracking_registry.py"),
     "matplotlib": ("report/",),
     "jinja2": ("report/",),
-    "dvc": ("versioning.py",),
-    "dvc_data": ("versioning.py",),
+    "dvc": ("versioning.py", "versioning_remote.py"),
+    "dvc_data": ("versioning.py", "versioning_remote.py"),
 }
 ROOMS = ("rollout", "filter", "reward", "train", "evaluate")
 MAY_IMPORT = {"evaluate": ("rollout", "reward")}
@@ -38,6 +38,8 @@ SURFACES = (
     "tracking_spool",
     "checks",
     "versioning",
+    "versioning_remote",
+    "doctor",
     "report",
     "preflight",
     "probing",

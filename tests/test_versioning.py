@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpipe import versioning
+from rlpipe import versioning, versioning_remote
 from rlpipe.errors import ArtifactError, StorageError
 from rlpipe.params import read_yaml
 
@@ -282,8 +282,8 @@ def pushable(folder, url):
 def test_a_push_sends_every_file_and_can_be_repeated(tmp_path):
     folder = workspace(tmp_path / "w")
     md5 = pushable(folder, f"{tmp_path}/store")
-    versioning.push(folder, [md5], "store")
-    versioning.push(folder, [md5], "store")
+    versioning_remote.push(folder, [md5], "store")
+    versioning_remote.push(folder, [md5], "store")
     # md5 of b"start" and b"{}", and the listing of the folder
     sent = sorted(path.relative_to(tmp_path / "store/files/md5").as_posix() for path in (tmp_path / "store").rglob("*") if path.is_file())
     assert sent == sorted(["ea/2b2676c28c0db26d39331a336c6b92", "99/914b932bd37a50b983c5e7c90ae93b", f"{md5[:2]}/{md5[2:]}"])
@@ -296,7 +296,7 @@ def test_what_is_neither_here_nor_there_is_not_called_pushed(tmp_path):
     lost.unlink()
     # the file, and the folder's listing with it
     with pytest.raises(versioning.VersioningError, match="2 files did not reach the remote store: not in the cache"):
-        versioning.push(folder, [md5], "store")
+        versioning_remote.push(folder, [md5], "store")
 
 
 def test_b07_a_refused_push_names_the_cause_and_no_secret(tmp_path, monkeypatch, capfd):
@@ -308,7 +308,7 @@ def test_b07_a_refused_push_names_the_cause_and_no_secret(tmp_path, monkeypatch,
     place.mkdir(parents=True)
     (place / "ea").write_text("a file where a folder should be")
     with pytest.raises((versioning.VersioningError, StorageError)) as caught:
-        versioning.push(folder, [md5], "store")
+        versioning_remote.push(folder, [md5], "store")
     assert "/***/store" in str(caught.value)
     assert "marker-8f3a" not in str(caught.value) + "".join(capfd.readouterr())
 

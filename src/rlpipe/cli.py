@@ -214,6 +214,11 @@ def _add_tools(command: Command) -> None:
     inspect = command("inspect", "show a trajectory dataset: counts, statuses, lengths, rewards", commands.inspect)
     inspect.add_argument("path", type=Path)
     inspect.add_argument("-n", dest="num", type=int, default=0, metavar="K", help="also show K trajectories as text, spans marked")
+    doctor = command("doctor", "check what a run in this folder needs, and the folder's git, DVC and lock", commands.doctor)
+    doctor.add_argument("--workdir", type=Path, default=Path(), metavar="D", help="working folder (default: the current one)")
+    doctor.add_argument("--remote", metavar="NAME", help="DVC remote to ask for every file of dvc.lock (default: the repository's default)")
+    doctor.add_argument("--json", action="store_true", help="as JSON instead of text")
+    _add_params(doctor)
     diff = command("diff", "show what differs between two runs, and which numbers moved", commands.diff)
     for name in ("first", "second"):
         diff.add_argument(name, type=Path, metavar="DIR", help=f"working folder of the {name} run")

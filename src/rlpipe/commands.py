@@ -146,6 +146,18 @@ def _tracker(options: Namespace) -> Any:
     return Tracker(params.section(TrackingConfig, raw, "tracking"), workdir, "", {})
 
 
+def doctor(options: Namespace) -> int:
+    """`rlpipe doctor`: what ails a working folder; all findings, those that failed with what to do."""
+    from rlpipe import doctor as checks
+    from rlpipe import workspace
+    from rlpipe.errors import PreflightError
+
+    workdir = options.workdir.resolve()
+    found = checks.findings(workspace.read_params(workdir, options.params, options.assignments), workdir, options.remote)
+    _say(checks.as_json(found) if options.json else checks.as_text(found))
+    return 0 if all(one.ok for one in found) else PreflightError.exit_code
+
+
 def diff(options: Namespace) -> None:
     """`rlpipe diff`: what differs between the runs of two working folders, and which numbers moved."""
     from rlpipe import comparing

@@ -1,4 +1,4 @@
-"""DVC: a working folder as a DVC workspace, outputs made outside DVC recorded in it, and sent to a remote. The only file that imports dvc.
+"""DVC: a working folder as a DVC workspace, outputs made outside DVC recorded in it. This file and `versioning_remote` alone import dvc.
 
 Outputs reach DVC's cache by hard link (`cache.type = hardlink,copy`): the file in the workspace and the one in the cache are
 the same bytes on disk, read-only, so a policy of 600 MB costs its md5 and nothing else. The price: a program that writes into
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,7 @@ def ensure_repo(workdir: Path) -> None:
         VersioningError: DVC's files are damaged.
     """
     workdir = workdir.absolute()
-    with _explained(workdir):
+    with explained(workdir):
         if not (workdir / ".dvc" / "config").is_file():
             _quiet()
             from dvc.repo import Repo
@@ -67,8 +67,8 @@ def commit(workdir: Path, stages: Sequence[str], *, deps_from_lock: bool = False
     """
     workdir = workdir.absolute()
     # parts of DVC resolve stages against the current folder
-    with _explained(workdir), chdir(workdir):
-        repo = _repo(_known_root(workdir))
+    with explained(workdir), chdir(workdir):
+        repo = opened(known_root(workdir))
         from dvc.repo import lock_repo
 
         # `Repo.commit` takes one stage and reads and writes the whole lock file for it, which grows with the rounds
@@ -118,7 +118,7 @@ def detach(workdir: Path, remote: str | None, state: Path) -> str:
     root = _root(workdir.absolute())
     if root is None:
         raise VersioningError("the repository has no DVC workspace there", got=workdir.name, do="run `dvc init` (in a subfolder with --subdir) and commit .dvc")
-    with _explained(workdir):
+    with explained(workdir):
         from dvc.config import Config
         from dvc.config_schema import RelPath
 
@@ -139,7 +139,7 @@ def detach(workdir: Path, remote: str | None, state: Path) -> str:
 
 def forget(workdir: Path, groups: Sequence[str]) -> None:
     """Drop from `dvc.lock` what was recorded for the stages of these names, all entries of a `foreach` too."""
-    with _explained(workdir):
+    with explained(workdir):
         from dvc.utils.serialize import modify_yaml
 
         if (lock := workdir / "dvc.lock").is_file():
@@ -148,32 +148,11 @@ def forget(workdir: Path, groups: Sequence[str]) -> None:
                 content["stages"] = {name: stage for name, stage in stages.items() if name.partition("@")[0] not in groups}
 
 
-def push(workdir: Path, hashes: Iterable[str], remote: str) -> None:
-    """Send what the cache holds under these hashes of `dvc.lock` to a remote, and make sure that it is there.
-
-    Raises:
-        VersioningError: the remote refused, cannot be reached, or lacks some of it afterwards.
-    """
-    with _explained(workdir), _causes() as causes:
-        from dvc.exceptions import DvcException
-        from dvc_data.hashfile.hash_info import HashInfo
-        from dvc_data.hashfile.status import compare_status
-        from dvc_data.hashfile.transfer import transfer
-
-        repo, wanted = _repo(_known_root(workdir.absolute())), [HashInfo("md5", value) for value in hashes]
-        here, there = repo.cache.local, repo.cloud.get_remote_odb(remote, "push")
-        # not shallow: the files of a folder too, not its listing alone
-        transfer(here, there, wanted, shallow=False)
-        status = compare_status(here, there, wanted, shallow=False, check_deleted=False)
-        if missing := status.new | status.missing:
-            raise DvcException(f"{len(missing)} files did not reach the remote {remote}: {'; '.join(causes[:3]) or 'not in the cache'}")
-
-
 def close(workdir: Path) -> None:
     """Forget an opened workspace, such as a clone that is about to be removed."""
     if (root := _root(workdir.absolute())) is not None:
-        _repo(root).close()
-        _repo.cache_clear()
+        opened(root).close()
+        opened.cache_clear()
 
 
 def dvc_hash(path: Path) -> str:
@@ -188,8 +167,8 @@ def dvc_hash(path: Path) -> str:
     path = path.absolute()
     if not path.exists():
         raise ArtifactError("nothing to hash", got=str(path), accepted="a file or folder")
-    with _explained(path):
-        repo = _repo(_known_root(path))
+    with explained(path):
+        repo = opened(known_root(path))
         from dvc.fs import localfs
         from dvc_data.hashfile.build import build
 
@@ -204,8 +183,8 @@ def status(workdir: Path) -> dict[str, Any]:
         VersioningError: DVC refused.
     """
     workdir = workdir.absolute()
-    with _explained(workdir), chdir(workdir):
-        repo = _repo(_known_root(workdir))
+    with explained(workdir), chdir(workdir):
+        repo = opened(known_root(workdir))
         return dict(repo.status())
 
 
@@ -220,7 +199,7 @@ def _root(place: Path) -> Path | None:
     return None
 
 
-def _known_root(place: Path) -> Path:
+def known_root(place: Path) -> Path:
     root = _root(place)
     if root is None:
         raise ArtifactError("not in a DVC workspace", got=str(place), do="run `dvc init --no-scm` in the working folder")
@@ -242,7 +221,7 @@ def _do_without_git(root: Path) -> None:
 
 
 @cache
-def _repo(root: Path) -> Repo:
+def opened(root: Path) -> Repo:
     """The workspace, opened once in a process: opening it costs more than using it."""
     _quiet()
     from dvc.repo import Repo
@@ -258,20 +237,7 @@ def _quiet() -> None:
 
 
 @contextmanager
-def _causes() -> Iterator[list[str]]:
-    """What DVC logs about files it could not send, kept from the terminal: its exception only counts them."""
-    causes: list[str] = []
-    handler, logger = logging.Handler(), logging.getLogger("dvc_data")
-    handler.emit = lambda record: causes.append(str(record.exc_info[1] if record.exc_info else record.getMessage()))  # type: ignore[method-assign]
-    handlers, logger.handlers, logger.propagate = logger.handlers, [handler], False
-    try:
-        yield causes
-    finally:
-        logger.handlers, logger.propagate = handlers, True
-
-
-@contextmanager
-def _explained(place: Path) -> Iterator[None]:
+def explained(place: Path) -> Iterator[None]:
     """Say in one message what DVC raises."""
     _quiet()
     try:

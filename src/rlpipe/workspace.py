@@ -104,10 +104,10 @@ def write_pipeline(workdir: Path, raw: dict[str, Any]) -> None:
     if present is not None and not present.startswith(MARK):
         return
     content = params.read_yaml(shipped(PIPELINE))
-    user_files = _user_files(workdir, raw)
+    users = user_files(workdir, raw)
     for name, stage in content["stages"].items():
         body = stage.get("do", stage)
-        body["deps"] = [dep for dep in body.get("deps", []) if not dep.startswith("src/")] + user_files.get(name, [])
+        body["deps"] = [dep for dep in body.get("deps", []) if not dep.startswith("src/")] + users.get(name, [])
         if not body["deps"]:
             del body["deps"]
     text = StringIO()
@@ -118,7 +118,7 @@ def write_pipeline(workdir: Path, raw: dict[str, Any]) -> None:
     log.info("pipeline=%s state=written", PIPELINE)
 
 
-def _user_files(workdir: Path, raw: dict[str, Any]) -> dict[str, list[str]]:
+def user_files(workdir: Path, raw: dict[str, Any]) -> dict[str, list[str]]:
     """What lies in the working folder and decides a stage's outputs: task files, a model folder, modules of custom rewards."""
     from rlpipe import task_sources
     from rlpipe.reward import own_code

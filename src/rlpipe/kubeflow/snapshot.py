@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlpipe import artifact, layout, versioning, workspace
+from rlpipe import artifact, layout, versioning, versioning_remote, workspace
 from rlpipe import records as run_records
 from rlpipe.errors import ArtifactError, StorageError
 from rlpipe.kubeflow import git
@@ -103,7 +103,7 @@ def record(config: Snapshot, made: Round, expect: str | None) -> Recorded:
             tree = _tree(clone, folder, made)
             if done is not None:
                 _check_same(clone, branch, done, tree)
-            versioning.push(folder, (hashes[place] for place in made.artifacts), remote)
+            versioning_remote.push(folder, (hashes[place] for place in made.artifacts), remote)
         finally:
             versioning.close(folder)
         commit = done or _publish(clone, branch, parent, tree, made)
