@@ -47,6 +47,7 @@ SURFACES = (
     "gathering",
     "planning",
     "comparing",
+    "reproducing",
 )
 
 

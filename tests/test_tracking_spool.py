@@ -114,6 +114,14 @@ def test_d01_an_outage_in_the_middle_is_made_up_for_by_the_next_process(workdir,
     assert found == expected
 
 
+def test_a_run_that_finds_all_finished_sends_what_was_kept(workdir, empty_store, expected) -> None:
+    down(workdir)
+    two_rounds(tracker(workdir), workdir)
+    shutil.copy(empty_store, workdir / "mlflow.db")
+    tracker(workdir).finish()
+    assert comparable(all_of(workdir)) == expected
+
+
 def test_a_kill_before_the_spool_was_emptied_sends_all_of_it_again_and_leaves_no_trace(workdir, empty_store, expected) -> None:
     down(workdir)
     two_rounds(tracker(workdir), workdir)

@@ -44,6 +44,7 @@ EXIT_CODES = """exit codes:
   14   a run on Kubeflow was cancelled
   15   preflight: something the run needs is not there
   16   MLflow refused, or cannot be reached
+  17   rlpipe reproduce: the run came out different
   130  interrupted by Ctrl-C; the same command goes on
   143  ended by SIGTERM; the same command goes on
 """
@@ -219,6 +220,9 @@ def _add_tools(command: Command) -> None:
     doctor.add_argument("--remote", metavar="NAME", help="DVC remote to ask for every file of dvc.lock (default: the repository's default)")
     doctor.add_argument("--json", action="store_true", help="as JSON instead of text")
     _add_params(doctor)
+    reproduce = command("reproduce", "repeat a run in a folder of its own and say whether it comes out the same", commands.reproduce)
+    reproduce.add_argument("run", type=Path, nargs="?", default=Path(), metavar="DIR", help="working folder of the run (default: the current one)")
+    reproduce.add_argument("--out", type=Path, metavar="DIR", help="empty folder to repeat it in (default: .rlpipe/reproduced of the run's)")
     diff = command("diff", "show what differs between two runs, and which numbers moved", commands.diff)
     for name in ("first", "second"):
         diff.add_argument(name, type=Path, metavar="DIR", help=f"working folder of the {name} run")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlpipe.errors import ConfigError
+from rlpipe.errors import DIFFERENT, ConfigError
 
 if TYPE_CHECKING:
     from rlpipe.session import Session
@@ -156,6 +156,15 @@ def doctor(options: Namespace) -> int:
     found = checks.findings(workspace.read_params(workdir, options.params, options.assignments), workdir, options.remote)
     _say(checks.as_json(found) if options.json else checks.as_text(found))
     return 0 if all(one.ok for one in found) else PreflightError.exit_code
+
+
+def reproduce(options: Namespace) -> int:
+    """`rlpipe reproduce`: repeat a run in a folder of its own and say whether it came out the same."""
+    from rlpipe import reproducing
+
+    found = reproducing.reproduce(options.run.resolve(), (options.out or options.run / ".rlpipe" / "reproduced").resolve())
+    _say(found.as_text())
+    return DIFFERENT if found.verdict == "different" else 0
 
 
 def diff(options: Namespace) -> None:

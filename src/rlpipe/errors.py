@@ -123,6 +123,8 @@ class TrackingError(RlpipeError):
     exit_code = 16
 
 
+DIFFERENT = 17
+"""Exit code of `rlpipe reproduce` where the run came out different."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 

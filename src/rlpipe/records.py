@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,14 @@ def environment() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"python": platform.python_version(), "packages": versions, "cpu": {**_cpu(), "cores": num_cores()}, **_commit()}
+    return {"python": platform.python_version(), "packages": versions, "cpu": {**_cpu(), "cores": num_cores(), **_used()}, **_commit()}
+
+
+def _used() -> dict[str, str]:
+    """What torch makes of the CPU's features, which variables such as `ATEN_CPU_CAPABILITY` narrow; nothing where it is not loaded."""
+    torch = sys.modules.get("torch")
+    limits = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS") if name in os.environ}
+    return {**({"used": torch.backends.cpu.get_cpu_capability()} if torch else {}), **limits}
 
 
 def _cpu() -> dict[str, Any]:

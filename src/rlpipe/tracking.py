@@ -184,10 +184,15 @@ class Tracker:
             return registry.promote(version, why, time.time()), known[version]
 
     def finish(self, status: str = "FINISHED") -> None:
-        """End the parent, if this process wrote to it and it has not ended, and the round in progress; `status` is MLflow's (FINISHED, FAILED, KILLED)."""
+        """End the parent, if this process wrote to it and it has not ended, and the round in progress; `status` is MLflow's (FINISHED, FAILED, KILLED).
+
+        What earlier processes kept is sent too.
+        """
         if not self._ended:
             self._send(f"status {status}", "finish", {"status": status, "rounds": self._open_rounds})
             self._ended, self._open_rounds = True, []
+        elif self.enabled and self.problems:
+            self._try("what earlier runs kept", self.sync)
 
     def version_of(self, fingerprint: str) -> str | None:
         """The version that this run registered of a policy, None where there is none or it could not be asked."""

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import sys
 import tempfile
 import time
@@ -55,7 +56,7 @@ def main() -> int:
     try:
         wanted = _wanted(given.points)
         points = [point for surface, num in wanted.items() for point in _points(surface, num, root, given.draw)]
-        expected = {surface: state_of(root / f"whole-{surface}") for surface in wanted}
+        expected = {surface: state_of(root / f"whole-{surface}", surface) for surface in wanted}
         rows = _tried(points, expected, root, given.jobs)
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -104,12 +105,33 @@ def _step(event: str, place: str) -> str:
     return {"models": "model", "tasks": "tasks", "reports": "records", ".dvc": "versioning", "dvc.lock": "versioning"}.get(parts[0], "workspace")
 
 
-def state_of(folder: Path) -> dict[str, Any]:
-    """What a run leaves that counts: every artifact's content as read, and what DVC recorded."""
+TOLD = {
+    "runs": "select name, status from runs order by name",
+    "points": "select r.name, m.key, m.step, count(*) from metrics m join runs r using (run_uuid) group by r.name, m.key, m.step order by 1, 2, 3",
+    "params": "select r.name, p.key, p.value from params p join runs r using (run_uuid) order by 1, 2",
+    "inputs": "select r.name, d.name, d.digest from inputs i join datasets d on i.source_id = d.dataset_uuid join runs r on i.destination_id = r.run_uuid order by 1, 2, 3",
+    "versions": "select key, value from model_version_tags where key in ('sha256', 'dvc', 'champion_because', 'champion_after') order by 1, 2",
+    "champion": "select value from registered_model_aliases a join model_version_tags t on a.version = t.version where t.key = 'sha256'",
+}
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What MLflow was told, each thing once: runs, points of metrics, params, inputs, versions, the champion."""
+    with sqlite3.connect(folder / "mlflow.db") as store:
+        return {name: store.execute(query).fetchall() for name, query in TOLD.items()}
+
+
+def state_of(folder: Path, surface: str) -> dict[str, Any]:
+    """What a run leaves that counts: every artifact's content as read, what DVC recorded, and what MLflow was told.
+
+    Not what a task of kfp's runner told: one that is killed after that is run, and told, again.
+    """
     found = {path.parent.relative_to(folder).as_posix(): artifact.fingerprint(path.parent) for path in sorted(folder.glob("rounds/*/*/manifest.json"))}
     tasks = {path.name: artifact.sha256(path) for path in sorted((folder / "tasks").glob("*.jsonl"))}
     left = sorted(path.relative_to(folder).as_posix() for path in folder.glob("rounds/*/.*"))
-    return {"artifacts": found, "tasks": tasks, "lock": artifact.sha256(folder / "dvc.lock") if (folder / "dvc.lock").is_file() else None, "left": left}
+    lock = artifact.sha256(folder / "dvc.lock") if (folder / "dvc.lock").is_file() else None
+    mlflow = {} if surface == "kfp-local" else {f"mlflow {name}": rows for name, rows in told(folder).items()}
+    return {"artifacts": found, "tasks": tasks, "lock": lock, "left": left, **mlflow}
 
 
 def _tried(points: Sequence[Point], expected: dict[str, Any], root: Path, jobs: int) -> list[dict[str, Any]]:
@@ -139,7 +161,7 @@ def _try(point: Point, expected: dict[str, Any], root: Path) -> dict[str, Any]:
     if believed:
         return {**row, "verdict": f"lost: {believed[0]}"}
     again = start(point.surface, folder, root / "log")
-    found = state_of(folder)
+    found = state_of(folder, point.surface)
     wrong = [name for name in expected if expected[name] != found[name]]
     verdict = "survived" if not again and not wrong else f"lost: the next run ended with {again}, other {', '.join(wrong) or 'nothing'}"
     if verdict == "survived":
