@@ -109,7 +109,8 @@ TOLD = {
     "runs": "select name, status from runs order by name",
     "points": "select r.name, m.key, m.step, count(*) from metrics m join runs r using (run_uuid) group by r.name, m.key, m.step order by 1, 2, 3",
     "params": "select r.name, p.key, p.value from params p join runs r using (run_uuid) order by 1, 2",
-    "inputs": "select r.name, d.name, d.digest from inputs i join datasets d on i.source_id = d.dataset_uuid join runs r on i.destination_id = r.run_uuid order by 1, 2, 3",
+    "inputs": """select r.name, d.name, d.digest from inputs i
+                 join datasets d on i.source_id = d.dataset_uuid join runs r on i.destination_id = r.run_uuid order by 1, 2, 3""",
     "versions": "select key, value from model_version_tags where key in ('sha256', 'dvc', 'champion_because', 'champion_after') order by 1, 2",
     "champion": "select value from registered_model_aliases a join model_version_tags t on a.version = t.version where t.key = 'sha256'",
 }
