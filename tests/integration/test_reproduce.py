@@ -19,7 +19,7 @@ def test_a_run_comes_out_identical(micro: Path, tmp_path: Path, capsys: pytest.C
     assert cli.main(["reproduce", str(micro), "--out", str(tmp_path / "again")]) == 0
     out = capsys.readouterr().out
     assert "verdict      identical" in out
-    assert "artifacts    all 11 the same" in out
+    assert "artifacts    all 12 the same" in out
     assert not (tmp_path / "again" / "mlflow.db").exists()
     assert cli.main(["reproduce", str(micro), "--out", str(tmp_path / "again")]) == 2
     assert "is not empty" in capsys.readouterr().err
